@@ -1,0 +1,151 @@
+"""Every metric that the product publishes: name, type, help and labels, in this one place.
+
+The agent builds its metric families from these entries; rules, dashboards and runbooks may name
+no metric that is not listed here (a contract test holds that).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "AGENT_SCRAPE_SECONDS",
+    "BUILD_INFO",
+    "ERRORS",
+    "LAST_STEP_TIMESTAMP",
+    "METRICS",
+    "PADDED_SAMPLES",
+    "PER_RANK",
+    "PHASE_DURATION",
+    "PHASE_IN_PROGRESS",
+    "RANK_INFO",
+    "RECORDING_SECONDS",
+    "SAMPLES",
+    "SEGMENTS",
+    "SHARDS_DROPPED",
+    "SKEW_BUDGET",
+    "STEPS",
+    "TOKENS",
+    "WORLD_SIZE",
+    "Metric",
+]
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+PER_RANK: tuple[str, ...] = ("run", "rank", "host")
+"""Labels of every per-rank series. Never job, instance, pod, namespace, container or endpoint: scraping adds those."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """One metric family. ``name`` is the exposed name, with ``_total`` for counters."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = PER_RANK
+
+    @property
+    def series_names(self) -> tuple[str, ...]:
+        """The names under which its samples are stored by Prometheus."""
+        if self.kind == "histogram":
+            return tuple(self.name + suffix for suffix in ("_bucket", "_sum", "_count"))
+        return (self.name,)
+
+
+PHASE_DURATION = Metric(
+    name="training_phase_duration_seconds",
+    kind="histogram",
+    help="Time a rank spent in a phase, one observation per phase and step. "
+    "The phases but step add up to step; first_batch, eval and checkpoint lie beside it.",
+    labels=(*PER_RANK, "phase", "shard"),
+)
+PHASE_IN_PROGRESS = Metric(
+    name="training_phase_in_progress_seconds",
+    kind="gauge",
+    help="How long the rank has been in its current phase, now, also while the rank hangs.",
+    labels=(*PER_RANK, "phase"),
+)
+STEPS = Metric(name="training_steps_total", kind="counter", help="Training steps ended.")
+SAMPLES = Metric(name="training_samples_total", kind="counter", help="Samples counted by the training loop.")
+TOKENS = Metric(name="training_tokens_total", kind="counter", help="Tokens counted by the training loop.")
+PADDED_SAMPLES = Metric(
+    name="training_padded_samples_total",
+    kind="counter",
+    help="Samples among training_samples_total that only pad the batch or the epoch.",
+)
+LAST_STEP_TIMESTAMP = Metric(
+    name="training_last_step_timestamp_seconds",
+    kind="gauge",
+    help="Unix time at which the rank's last step ended, by the clock of its host.",
+)
+RANK_INFO = Metric(
+    name="training_rank_info",
+    kind="gauge",
+    help="Always 1. Facts about a rank: the shard it reads now, its place on the host, "
+    "what it trains with, and which clock its phases are timed by.",
+    labels=(*PER_RANK, "shard", "local_rank", "device", "backend", "framework", "clock", "group"),
+)
+WORLD_SIZE = Metric(
+    name="training_world_size", kind="gauge", help="Ranks that the run was started with.", labels=("run",)
+)
+SKEW_BUDGET = Metric(
+    name="training_skew_budget_ratio",
+    kind="gauge",
+    help="Skew that the run tolerates, as a share of its median step time.",
+    labels=("run",),
+)
+RECORDING_SECONDS = Metric(
+    name="training_exporter_recording_seconds_total",
+    kind="counter",
+    help="Time the rank spent committing its steps to the segment: the exporter's own cost in the training loop.",
+)
+ERRORS = Metric(
+    name="training_exporter_errors_total",
+    kind="counter",
+    help="Faults the exporter met and survived, by reason. Empty rank: met by the agent itself.",
+    labels=(*PER_RANK, "reason"),
+)
+SHARDS_DROPPED = Metric(
+    name="training_exporter_shards_dropped_total",
+    kind="counter",
+    help="Steps whose shard had no slot of its own and was recorded as shard other.",
+)
+SEGMENTS = Metric(
+    name="training_exporter_segments",
+    kind="gauge",
+    help="Segments the agent serves, by state: live, or ended and kept until they were scraped.",
+    labels=("host", "state"),
+)
+AGENT_SCRAPE_SECONDS = Metric(
+    name="training_exporter_scrape_seconds_total",
+    kind="counter",
+    help="Time the agent spent rendering expositions.",
+    labels=("host",),
+)
+BUILD_INFO = Metric(
+    name="training_exporter_build_info",
+    kind="gauge",
+    help="Always 1. Version of the agent.",
+    labels=("host", "version"),
+)
+
+METRICS: tuple[Metric, ...] = (
+    PHASE_DURATION,
+    PHASE_IN_PROGRESS,
+    STEPS,
+    SAMPLES,
+    TOKENS,
+    PADDED_SAMPLES,
+    LAST_STEP_TIMESTAMP,
+    RANK_INFO,
+    WORLD_SIZE,
+    SKEW_BUDGET,
+    RECORDING_SECONDS,
+    ERRORS,
+    SHARDS_DROPPED,
+    SEGMENTS,
+    AGENT_SCRAPE_SECONDS,
+    BUILD_INFO,
+)

@@ -1,0 +1,58 @@
+"""The command `rank-exporter`: parses, calls, prints. Everything else stands in the modules it calls."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from . import __version__
+from .agent.command import agent
+from .demo.command import demo
+from .errors import RankExporterError
+from .rulepack import RULE_FORMATS, render
+
+__all__ = ["main"]
+
+
+class _Group(click.Group):
+    """Errors raised on purpose end the command in one line and with exit code 2."""
+
+    def invoke(self, ctx: click.Context) -> object:
+        try:
+            return super().invoke(ctx)
+        except RankExporterError as error:
+            click.echo(f"rank-exporter: {error}", err=True)
+            sys.exit(2)
+
+
+@click.group(cls=_Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="rank-exporter")
+def main() -> None:
+    """Which training rank is slow, in which phase, on which host, with which shard."""
+
+
+@main.command()
+@click.option("--format", "format_", type=click.Choice(RULE_FORMATS), default=RULE_FORMATS[0], show_default=True)
+@click.option("--window", metavar="DURATION", help="Base window instead of 10m; every duration scales with it.")
+@click.option("--for", "for_", metavar="DURATION", help="How long an alert is pending, instead of 5m.")
+@click.option("--name", default="rank-exporter", show_default=True, help="Name of a PrometheusRule.")
+@click.option("--namespace", help="Namespace of a PrometheusRule.")
+@click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of a PrometheusRule; repeatable.")
+def rules(
+    format_: str, window: str | None, for_: str | None, name: str, namespace: str | None, labels: tuple[str, ...]
+) -> None:
+    """Print the recording and alert rules."""
+    pairs = dict(_pair(label) for label in labels)
+    click.echo(render(format=format_, window=window, for_=for_, name=name, namespace=namespace, labels=pairs), nl=False)
+
+
+def _pair(text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not key or not equals:
+        raise click.BadParameter(f"{text!r} is no KEY=VALUE", param_hint="--label")
+    return key, value
+
+
+main.add_command(agent)
+main.add_command(demo)

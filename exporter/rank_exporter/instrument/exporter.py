@@ -1,0 +1,199 @@
+"""The public face in a training process: start, and the Exporter that it returns."""
+
+from __future__ import annotations
+
+import atexit
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+from .. import config
+from ..config import AgentSettings, Settings
+from ..errors import SegmentError, SettingError
+from ..identity import Identity
+from ..phases import Phase
+from ..segment.discovery import prepare
+from ..segment.writer import SegmentWriter
+from . import loop
+from .keeper import AgentKeeper
+from .recorder import Recorder, log
+
+if TYPE_CHECKING:
+    from torch.nn import Module
+    from torch.optim import Optimizer
+
+__all__ = ["Exporter", "start"]
+
+T = TypeVar("T")
+
+_PHASES: Final = {phase.label: phase for phase in Phase if phase not in (Phase.STEP, Phase.OTHER)}
+
+_lock = threading.Lock()
+_running: Exporter | None = None
+_keepers: dict[AgentSettings, AgentKeeper] = {}
+
+
+class Exporter:
+    """Records the steps of this rank. Made by ``start``; use it from the training thread.
+
+    Nothing that it meets after ``start`` and ``watch`` raises: a fault is said once through the logger
+    ``rank_exporter``, counted in ``training_exporter_errors_total``, and training goes on with less. In a forked
+    child, such as a DataLoader worker, every method does nothing.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        rank = settings.identity.rank
+        try:
+            prepare(settings.agent.directory)
+            writer = SegmentWriter.create(
+                settings.agent.directory, settings.identity, skew_budget_ratio=settings.skew_budget_ratio
+            )
+        except SegmentError as error:
+            log.warning("rank %d is not recorded: %s", rank, error)
+            writer = SegmentWriter.private()
+        self._recorder = Recorder(writer, rank=rank)
+        self._spans = {name: loop.Span(self._recorder.timeline, phase) for name, phase in _PHASES.items()}
+        self._undo: list[Callable[[], None]] = []
+        self._watched: set[int] = set()
+        self._keeper: AgentKeeper | None = None
+        if settings.serve == "auto" and writer.path is not None:
+            # One for the life of the process: its thread cannot be ended while an agent lives.
+            self._keeper = _keepers.setdefault(settings.agent, AgentKeeper(settings.agent, _agent_fault))
+            self._keeper.start()
+
+    @property
+    def identity(self) -> Identity:
+        """Run, rank, local rank, world size and host under which this process is recorded."""
+        return self._settings.identity
+
+    def watch(
+        self,
+        *,
+        model: Module | None = None,
+        optimizer: Optimizer | Iterable[Optimizer] | None = None,
+        dataloader: Iterable[Any] | None = None,
+    ) -> None:
+        """Record the phases of an unchanged training loop through hooks. Needs torch.
+
+        model: torch.nn.Module; with DistributedDataParallel the wait for collectives is told from backward.
+        optimizer: one or several; a step ends with the last of them. dataloader: the one that feeds training.
+        Call it again for what is made later. Raises SettingError for what cannot be watched.
+        """
+        from .data import watch_loader  # noqa: PLC0415 - torch is loaded where it is used
+        from .model import watch_model  # noqa: PLC0415
+        from .optimizer import watch_optimizer  # noqa: PLC0415
+
+        todo: list[tuple[Any, Callable[[Any, Recorder], Callable[[], None]]]] = []
+        if model is not None:
+            todo.append((model, watch_model))
+        if optimizer is not None:
+            several = optimizer if isinstance(optimizer, (list, tuple, set)) else [optimizer]
+            todo += [(one, watch_optimizer) for one in several]
+        if dataloader is not None:
+            todo.append((dataloader, watch_loader))
+        for watched, hook in todo:
+            if id(watched) not in self._watched:
+                self._undo.append(hook(watched, self._recorder))
+                self._watched.add(id(watched))
+
+    def steps(self, batches: Iterable[T], *, accumulate: int = 1) -> Iterator[T]:
+        """Iterate over batches, timing each fetch; a step is ``accumulate`` batches and what is done with them.
+
+        It ends with the last ``optimizer`` phase in it, or where there is none, as the next batch is asked for.
+        Raises SettingError if accumulate is below 1.
+        """
+        if accumulate < 1:
+            raise SettingError(f"accumulate is {accumulate}: give the number of batches per step, at least 1")
+        self._recorder.moves_on_at_forward = False
+        return loop.steps(self._recorder.timeline, batches, accumulate)
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """Time what is done within: ``with exporter.phase("forward"): …``.
+
+        name: input_ready, h2d, forward, backward, collective_wait, optimizer, first_batch, eval or checkpoint;
+        what is in none of them is ``other``. Another name is counted as an error and times nothing.
+        """
+        span = self._spans.get(name)
+        if span is None:
+            self._recorder.fault("phase", f"phase {name!r} is not timed: known are {', '.join(sorted(self._spans))}")
+            return nullcontext()
+        return span
+
+    def set_shard(self, shard: object) -> None:
+        """Name the data shard that input is read from, from now on; None: no shard."""
+        try:
+            self._recorder.writer.set_shard(shard)
+        except Exception as error:  # noqa: BLE001 - see Recorder.fault
+            self._recorder.fault("shard", error)
+
+    def count(self, *, samples: int = 0, tokens: int = 0, padded: int = 0) -> None:
+        """Count what the step in progress consumes: samples, tokens, and samples that are only padding."""
+        try:
+            numbers = operator.index(samples), operator.index(tokens), operator.index(padded)
+            if min(numbers) < 0:
+                raise ValueError(f"counts are {numbers}: give none below 0")
+            self._recorder.writer.count(*numbers)
+        except Exception as error:  # noqa: BLE001 - see Recorder.fault
+            self._recorder.fault("count", error)
+
+    def stop(self) -> None:
+        """Publish the last step, take all hooks out and end this rank's segment. Idempotent.
+
+        The agent serves the last values until they were surely scraped; nothing here waits for that.
+        """
+        global _running  # noqa: PLW0603
+        if self._keeper is not None:
+            self._keeper.stop()
+        while self._undo:
+            self._undo.pop()()
+        self._watched.clear()
+        self._recorder.close()
+        if _running is self:
+            _running = None
+        atexit.unregister(self.stop)
+
+
+def start(**settings: Any) -> Exporter:
+    """Begin to record this rank; a second call returns the running exporter.
+
+    Settings, each by keyword, else by variable RANK_EXPORTER_<NAME>, else as stated:
+
+    - run, rank, local_rank, world_size, host: from torchrun's or Slurm's variables (identity.detect)
+    - directory (variable ..._DIR): where segments live, /dev/shm/rank-exporter-<uid>
+    - serve: "auto" starts one agent per host, "off" leaves serving to a sidecar
+    - port 10911, listen_address all, linger_seconds twice the scrape interval, file_sd_dir none: the agent's
+    - skew_budget_ratio 0.10: tolerated skew as a share of the median step time
+
+    Raises SettingError in one line for a setting that is wrong, or that differs from those of the running exporter.
+    """
+    global _running  # noqa: PLW0603
+    with _lock:
+        if _running is not None:
+            if settings and config.settings(**settings) != _running._settings:
+                raise SettingError(f"already started as {_running.identity}: call stop() before other settings")
+            return _running
+        _running = Exporter(config.settings(**settings))
+        atexit.register(_running.stop)
+        return _running
+
+
+def _agent_fault(error: str) -> None:
+    if _running is not None:
+        _running._recorder.fault("agent", error)
+
+
+def _forget_in_child() -> None:
+    global _running, _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+    _keepers.clear()
+    if _running is not None:
+        _running._recorder.abandon()
+        atexit.unregister(_running.stop)
+        _running = None
+
+
+os.register_at_fork(after_in_child=_forget_in_child)

@@ -1,0 +1,301 @@
+"""The rank's side of a segment: word stores into shared memory, no system call after creation.
+
+One thread writes. After a fork the child must call ``detach`` before anything else.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+import time
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from math import ceil, log2
+from pathlib import Path
+from typing import Final
+
+from ..errors import SegmentError
+from ..histogram import LAST, OFFSET, PER_OCTAVE
+from ..identity import Identity
+from ..phases import Phase
+from . import layout
+from .layout import OTHER_SHARD, SHARD_NONE, SHARD_SLOTS, Word
+
+__all__ = ["SHARD_IDLE_NS", "SegmentWriter"]
+
+SHARD_IDLE_NS: Final = 600 * 10**9
+"""A shard's slot is given to another only after this long without use: the shortest window of the rules, so that
+no rule sees a slot change hands, and ten thousand shards in turn cannot make new series faster than that."""
+
+# Indices into the segment as 64-bit words, as plain integers for the hot path.
+_FIRST: Final = layout.WORDS_OFFSET // 8
+_SEQUENCE: Final = _FIRST + int(Word.SEQUENCE)
+_STEPS: Final = _FIRST + int(Word.STEPS)
+_SAMPLES: Final = _FIRST + int(Word.SAMPLES)
+_TOKENS: Final = _FIRST + int(Word.TOKENS)
+_PADDED: Final = _FIRST + int(Word.PADDED)
+_LAST_STEP: Final = _FIRST + int(Word.LAST_STEP_UNIX_NS)
+_RECORDING: Final = _FIRST + int(Word.RECORDING_NS)
+_DROPPED: Final = _FIRST + int(Word.SHARDS_DROPPED)
+_HISTOGRAMS: Final = layout.HISTOGRAMS_OFFSET // 8
+
+
+def _own_start_ticks() -> int:
+    """Start of this process in clock ticks since boot, field 22 of /proc/self/stat; 0 where there is no /proc."""
+    try:
+        return int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _shard_text(shard: object) -> bytes:
+    """The shard's name as stored: at most SHARD_NAME_BYTES of UTF-8, of which the end is kept (paths differ there)."""
+    text = str(shard).replace("\0", "").encode(errors="replace")
+    if len(text) > layout.SHARD_NAME_BYTES:
+        kept = text[3 - layout.SHARD_NAME_BYTES :].decode(errors="ignore")
+        text = f"…{kept}".encode()
+    return text
+
+
+class SegmentWriter:
+    """Writes one rank's segment.
+
+    ``words`` is the segment as 64-bit words; the timeline stores the phase in progress there by itself.
+    """
+
+    __slots__ = (
+        "_bases",
+        "_clock",
+        "_held",
+        "_map",
+        "_padded",
+        "_path",
+        "_ring",
+        "_samples",
+        "_shard",
+        "_shard_slots",
+        "_shard_used",
+        "_tokens",
+        "words",
+    )
+
+    phase_word: Final = _FIRST + int(Word.PHASE)
+    words: memoryview
+
+    def __init__(
+        self,
+        memory: mmap.mmap,
+        *,
+        held: int | None = None,
+        path: Path | None = None,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._held = held
+        self._path = path
+        self._clock = clock
+        self._samples = self._tokens = self._padded = 0
+        self._shard = SHARD_NONE
+        self._shard_slots: dict[bytes, int] = {}
+        self._shard_used = [0] * (SHARD_SLOTS + 2)
+        self._bases = [
+            _HISTOGRAMS + layout.histogram_slot(phase, SHARD_NONE) * layout.HISTOGRAM_WORDS for phase in Phase
+        ]
+        self._use(memory)
+
+    def _use(self, memory: mmap.mmap) -> None:
+        self._map = memory
+        self.words = memoryview(memory).cast("Q")
+        self._ring = memoryview(memory)[layout.RING_OFFSET :]
+        self._store(Word.CURRENT_SHARD, self._shard)
+
+    @classmethod
+    def create(
+        cls,
+        directory: Path,
+        identity: Identity,
+        *,
+        skew_budget_ratio: float,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> SegmentWriter:
+        """Make and publish a segment in ``directory``. Raises SegmentError if there is no room or no permission."""
+        pid = os.getpid()
+        unix_ns = time.time_ns()
+        text = json.dumps(
+            {
+                "run": identity.run,
+                "rank": identity.rank,
+                "local_rank": identity.local_rank,
+                "world_size": identity.world_size,
+                "host": identity.host,
+                "pid": pid,
+                "pid_start_ticks": _own_start_ticks(),
+                "started_unix_ns": unix_ns,
+                "skew_budget_ratio": skew_budget_ratio,
+            }
+        ).encode()
+        if len(text) > layout.IDENTITY_BYTES:
+            raise SegmentError(f"identity takes {len(text)} bytes: shorten run and host to fit {layout.IDENTITY_BYTES}")
+        path = directory / f"{identity.rank:05d}-{pid}-{unix_ns:x}{layout.SUFFIX}"
+        draft = path.with_suffix(".draft")
+        try:
+            descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            raise SegmentError(f"segment {draft} cannot be made ({error.strerror}): check RANK_EXPORTER_DIR") from error
+        held = -1
+        try:
+            # Every page is claimed now: a store into a page that a full tmpfs cannot give would kill the process.
+            os.posix_fallocate(descriptor, 0, layout.SIZE)
+            memory = mmap.mmap(descriptor, layout.SIZE)
+            # Locked through an open file of its own: the mapping keeps a duplicate of the other, also in children.
+            held = os.open(draft, os.O_RDONLY | os.O_CLOEXEC)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            preamble = (layout.MAGIC, layout.VERSION, zlib.crc32(text), layout.SIZE, len(text))
+            layout.PREAMBLE.pack_into(memory, 0, *preamble)
+            memory[layout.IDENTITY_OFFSET : layout.IDENTITY_OFFSET + len(text)] = text
+            writer = cls(memory, held=held, path=path, clock=clock)
+            draft.rename(path)
+        except OSError as error:
+            if held >= 0:
+                os.close(held)
+            draft.unlink(missing_ok=True)
+            raise SegmentError(
+                f"segment of {layout.SIZE} bytes does not fit in {directory} ({error.strerror}): "
+                "give it more room (in a container, a larger /dev/shm) or set RANK_EXPORTER_DIR"
+            ) from error
+        finally:
+            os.close(descriptor)
+        return writer
+
+    @classmethod
+    def private(cls) -> SegmentWriter:
+        """A writer into memory that nobody reads: recording goes on and is lost."""
+        return cls(mmap.mmap(-1, layout.SIZE))
+
+    @property
+    def path(self) -> Path | None:
+        """The segment's file; None where nobody can read what is written."""
+        return self._path
+
+    def commit(self, spent: Sequence[int], ended_ns: int) -> None:
+        """Publish one step. ``spent``: ns per phase in the order of Phase, 0 for a phase without an observation;
+        ``ended_ns``: the step's end by this writer's clock."""
+        began = self._clock()
+        words = self.words
+        words[_SEQUENCE] += 1
+        try:
+            self._publish(spent, began, ended_ns)
+        finally:
+            words[_SEQUENCE] += 1
+
+    def _publish(self, spent: Sequence[int], began: int, ended_ns: int) -> None:
+        words = self.words
+        bases = self._bases
+        for phase, ns in enumerate(spent):
+            if ns > 0:
+                base = bases[phase]
+                words[base] += ns
+                # histogram.bucket_index, without the call.
+                index = ceil(log2(ns) * PER_OCTAVE - OFFSET)
+                words[base + 1 + (0 if index < 0 else index if index < LAST else LAST)] += 1
+        number = words[_STEPS]
+        unix_ns = time.time_ns() - (began - ended_ns)
+        shard = self._shard
+        layout.STEP_RECORD.pack_into(
+            self._ring,
+            number % layout.RING_STEPS * layout.STEP_RECORD.size,
+            number + 1,
+            unix_ns,
+            shard,
+            0,
+            *spent,
+            self._samples,
+            self._tokens,
+            self._padded,
+            0,
+        )
+        words[_STEPS] = number + 1
+        words[_SAMPLES] += self._samples
+        words[_TOKENS] += self._tokens
+        words[_PADDED] += self._padded
+        self._samples = self._tokens = self._padded = 0
+        words[_LAST_STEP] = unix_ns
+        self._shard_used[shard] = began
+        if shard == OTHER_SHARD:
+            words[_DROPPED] += 1
+        words[_RECORDING] += self._clock() - began
+
+    def count(self, samples: int, tokens: int, padded: int) -> None:
+        """Add to what the step in progress has consumed. Not negative."""
+        self._samples += samples
+        self._tokens += tokens
+        self._padded += padded
+
+    def set_shard(self, shard: object) -> None:
+        """The shard that input is read from, from now on. None or an empty name: none known."""
+        text = _shard_text(shard) if shard is not None else b""
+        slot = self._shard_slots.get(text)
+        if slot is None:
+            slot = self._place(text)
+        if slot != self._shard:
+            self._shard = slot
+            self._store(Word.CURRENT_SHARD, slot)
+            self._bases[Phase.INPUT_READY] = _HISTOGRAMS + slot * layout.HISTOGRAM_WORDS
+
+    def _place(self, text: bytes) -> int:
+        if not text:
+            return SHARD_NONE
+        if text == b"other":
+            return OTHER_SHARD
+        now = self._clock()
+        taken = len(self._shard_slots)
+        if taken < SHARD_SLOTS:
+            slot = taken
+        else:
+            slot = min(range(SHARD_SLOTS), key=self._shard_used.__getitem__)
+            if now - self._shard_used[slot] < SHARD_IDLE_NS:
+                return OTHER_SHARD
+            self._shard_slots = {name: used for name, used in self._shard_slots.items() if used != slot}
+        self._shard_slots[text] = slot
+        self._shard_used[slot] = now
+        start = layout.SHARDS_OFFSET + slot * layout.SHARD_NAME_BYTES
+        counts = layout.HISTOGRAMS_OFFSET + slot * layout.HISTOGRAM_WORDS * 8
+        self.words[_SEQUENCE] += 1
+        self._map[start : start + layout.SHARD_NAME_BYTES] = text.ljust(layout.SHARD_NAME_BYTES, b"\0")
+        self._map[counts : counts + layout.HISTOGRAM_WORDS * 8] = bytes(layout.HISTOGRAM_WORDS * 8)
+        self.words[_FIRST + Word.FACTS_SEQUENCE] += 1
+        self.words[_SEQUENCE] += 1
+        return slot
+
+    def set_facts(self, facts: Mapping[str, str]) -> None:
+        """Replace the facts about this rank (device, backend, framework, clock, group)."""
+        text = json.dumps(dict(facts)).encode()
+        if len(text) > layout.FACTS_BYTES - layout.FACTS_HEADER.size:
+            raise SegmentError(f"facts take {len(text)} bytes: shorten them to fit {layout.FACTS_BYTES}")
+        self.words[_SEQUENCE] += 1
+        layout.FACTS_HEADER.pack_into(self._map, layout.FACTS_OFFSET, len(text), zlib.crc32(text))
+        start = layout.FACTS_OFFSET + layout.FACTS_HEADER.size
+        self._map[start : start + len(text)] = text
+        self.words[_FIRST + Word.FACTS_SEQUENCE] += 1
+        self.words[_SEQUENCE] += 1
+
+    def count_error(self, reason: str) -> None:
+        """Count a fault that was survived; ``reason`` is one of layout.ERROR_REASONS."""
+        self.words[_FIRST + Word.ERRORS + layout.ERROR_REASONS.index(reason)] += 1
+
+    def close(self) -> None:
+        """End the segment: readers see it as ended, and what is written from now on is lost."""
+        self._store(Word.ENDED, 1)
+        self.detach()
+
+    def detach(self) -> None:
+        """Let go of the file without a word in it, as a forked child must; what is written from now on is lost."""
+        if self._held is not None:
+            os.close(self._held)
+            self._held = None
+        self._path = None
+        self._use(mmap.mmap(-1, layout.SIZE))
+
+    def _store(self, word: Word, value: int) -> None:
+        self.words[_FIRST + word] = value

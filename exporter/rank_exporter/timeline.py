@@ -1,0 +1,163 @@
+"""One step's arithmetic: which phase the rank is in, and how its time adds up.
+
+At every moment the rank is in exactly one phase, so the phases of a step add up to the step by construction.
+A phase entered within another (a forward in an optimizer's closure) suspends the outer one, save that nothing
+within evaluation, a checkpoint or the building of an iterator counts as anything else. Integer ns throughout.
+No I/O, no lock; one thread at a time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, MutableSequence
+from typing import Final
+
+from .phases import Phase
+
+__all__ = ["Commit", "Timeline"]
+
+Commit = Callable[[list[int], int], None]
+"""Takes ns per phase in the order of Phase (0: no observation) and the monotonic ns at which the step ended."""
+
+_OTHER: Final = int(Phase.OTHER)
+_OPTIMIZER: Final = int(Phase.OPTIMIZER)
+_STEP: Final = int(Phase.STEP)
+_BEFORE: Final = len(Phase)
+"""Place of the time before the first step, which belongs to none."""
+
+
+class Timeline:
+    """Turns enter and leave into one record a step.
+
+    A step ends where its last optimizer phase ended; what the rank does from there to the next request for input
+    belongs to the next step. That a step is over is known only once the loop moves on (``advance``), since a step
+    may have several optimizers.
+
+    ``live[live_index]`` is kept at the phase in progress with its start, as segment.layout.pack_phase packs it.
+    """
+
+    __slots__ = (
+        "_clock",
+        "_commit",
+        "_current",
+        "_live",
+        "_live_index",
+        "_marked",
+        "_marked_at",
+        "_since",
+        "_spent",
+        "_stack",
+    )
+
+    def __init__(
+        self,
+        commit: Commit,
+        *,
+        live: MutableSequence[int] | memoryview,
+        live_index: int,
+        clock: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._clock = clock
+        self._spent = [0] * (_BEFORE + 1)
+        self._stack: list[int] = []
+        self._current = _BEFORE
+        self._since = clock()
+        self._marked: list[int] | None = None
+        self._marked_at = 0
+        self.connect(commit, live=live, live_index=live_index)
+
+    def connect(self, commit: Commit, *, live: MutableSequence[int] | memoryview, live_index: int) -> None:
+        """Where steps and the phase in progress go from now on."""
+        self._commit = commit
+        self._live = live
+        self._live_index = live_index
+
+    @property
+    def phase(self) -> int:
+        """The phase in progress; no Phase before the first step."""
+        return self._current
+
+    def enter(self, phase: int) -> None:
+        """The rank begins a phase; the one in progress is suspended."""
+        current = self._current
+        if _STEP < current < _BEFORE and phase != current:
+            return
+        now = self._clock()
+        self._spent[current] += now - self._since
+        self._stack.append(current)
+        self._current = phase
+        self._since = now
+        self._live[self._live_index] = (now & -256) | phase
+
+    def leave(self, phase: int) -> None:
+        """The rank ends a phase and resumes the one before. Phases entered within it and never left end too;
+        a phase that is not in progress is ignored."""
+        current = self._current
+        if current != phase:
+            if _STEP < current < _BEFORE or phase not in self._stack:
+                return
+            self._settle()
+            while self._current != phase:
+                self._current = self._stack.pop()
+        now = self._clock()
+        self._spent[phase] += now - self._since
+        self._current = current = self._stack.pop()
+        self._since = now
+        self._live[self._live_index] = (now & -256) | current
+        if phase == _OPTIMIZER:
+            self._marked = self._spent.copy()
+            self._marked_at = now
+
+    def become(self, phase: int) -> None:
+        """The phase in progress turns out to be another one, from its last resumption on."""
+        self._current = phase
+        self._live[self._live_index] = (self._since & -256) | phase
+
+    def _settle(self) -> None:
+        now = self._clock()
+        self._spent[self._current] += now - self._since
+        self._since = now
+
+    def unwind(self) -> None:
+        """Drop every phase in progress: what was to leave them never will."""
+        if self._stack:
+            self._settle()
+            self._current = self._stack[0]
+            self._stack.clear()
+            self._live[self._live_index] = (self._since & -256) | self._current
+
+    def advance(self, *, force: bool = False) -> None:
+        """The loop moves on to new input: the step is over if its optimizer ran, or, with ``force``, if anything did.
+
+        The first call begins the first step; what was before is dropped. Called before the phase that moves on is
+        entered. Input that evaluation asks for is no move.
+        """
+        if _STEP < self._current < _BEFORE:
+            return
+        marked = self._marked
+        if marked is not None:
+            self._end(marked, self._marked_at)
+        elif self._current == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
+            self._begin()
+        elif force:
+            self._settle()
+            self._end(self._spent.copy(), self._since)
+
+    def _begin(self) -> None:
+        now = self._clock()
+        if self._stack:
+            self._stack[0] = _OTHER
+        else:
+            self._current = _OTHER
+            self._live[self._live_index] = (now & -256) | _OTHER
+        self._spent = [0] * (_BEFORE + 1)
+        self._since = now
+
+    def _end(self, spent: list[int], ended: int) -> None:
+        self._marked = None
+        self._spent = [total - step for total, step in zip(self._spent, spent, strict=True)]
+        spent.pop()
+        spent[_STEP] = sum(spent[:_STEP])
+        self._commit(spent, ended)
+        if self._current == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
+            self._begin()
