@@ -9,7 +9,7 @@ class RankExporterError(Exception):
     """Base of all errors raised on purpose. Its text is one line: what, the value seen, the remedy."""
 
 
-class SettingError(RankExporterError, ValueError):
+class SettingError(RankExporterError):
     """A setting is wrong. Raised before the first step, never later."""
 
 

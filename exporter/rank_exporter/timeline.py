@@ -93,15 +93,17 @@ class Timeline:
         """The rank ends a phase and resumes the one before. Phases entered within it and never left end too;
         a phase that is not in progress is ignored."""
         current = self._current
-        if current != phase:
-            if _STEP < current < _BEFORE or phase not in self._stack:
+        stack = self._stack
+        if current != phase or not stack:
+            # The lowest entry is what lies between phases, which is not left.
+            if _STEP < current < _BEFORE or phase not in stack[1:]:
                 return
             self._settle()
             while self._current != phase:
-                self._current = self._stack.pop()
+                self._current = stack.pop()
         now = self._clock()
         self._spent[phase] += now - self._since
-        self._current = current = self._stack.pop()
+        self._current = current = stack.pop()
         self._since = now
         self._live[self._live_index] = (now & -256) | current
         if phase == _OPTIMIZER:

@@ -45,12 +45,15 @@ def segment_files(directory: Path) -> list[Path]:
 def is_held(path: Path) -> bool:
     """Whether a live process holds the file's lock: the rank of a segment, or the agent of an agent lock.
 
-    True in the holder's own process too. A missing file is held by nobody.
+    True in the holder's own process too. A missing file is held by nobody; one that cannot be opened (no descriptor
+    left, no permission) counts as held, since to be taken for dead costs a segment its file.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
+    except FileNotFoundError:
         return False
+    except OSError:
+        return True
     try:
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:

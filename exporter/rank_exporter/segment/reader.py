@@ -96,6 +96,8 @@ class SegmentReader:
         self._names_sequence = -1
         self._shards: tuple[str, ...] = ()
         self._facts: dict[str, str] = {}
+        # Kept for all snapshots: fresh memory for each would double the time for which no commit may fall between.
+        self._buffer = bytearray(layout.RING_OFFSET - layout.FACTS_OFFSET)
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as error:
@@ -113,10 +115,11 @@ class SegmentReader:
     def _read(self, offset: int, size: int) -> bytes:
         data = os.pread(self._descriptor, size, offset)
         if len(data) != size:
-            raise SegmentError(
-                f"segment {self.path} ends {size - len(data)} bytes short at {offset + len(data)}: remove it"
-            )
+            raise self._short(offset + len(data), size - len(data))
         return data
+
+    def _short(self, end: int, missing: int) -> SegmentError:
+        return SegmentError(f"segment {self.path} ends {missing} bytes short at {end}: remove it")
 
     def _read_source(self) -> Source:
         magic, version, crc, size, length = layout.PREAMBLE.unpack(self._read(0, layout.PREAMBLE.size))
@@ -149,35 +152,37 @@ class SegmentReader:
     def _words(self) -> npt.NDArray[np.uint64]:
         return np.frombuffer(self._read(layout.WORDS_OFFSET, 8 * layout.WORDS), dtype=np.uint64)
 
-    def _consistent(self, offset: int, size: int) -> tuple[npt.NDArray[np.uint64], bytes] | None:
-        """Words and a region from the same moment between commits; None if the rank stays within a commit."""
+    def _consistent(self) -> npt.NDArray[np.uint64] | None:
+        """Fill the buffer between two commits and return the words of that moment; None if the rank stays within a
+        commit, or commits more often than its histograms can be copied."""
         for _ in range(_ATTEMPTS):
             before = self._words()
             if before[Word.SEQUENCE] % 2 == 0:
-                region = self._read(offset, size)
+                size = os.preadv(self._descriptor, [self._buffer], layout.FACTS_OFFSET)
+                if size != len(self._buffer):
+                    raise self._short(layout.FACTS_OFFSET + size, len(self._buffer) - size)
                 if self._words()[Word.SEQUENCE] == before[Word.SEQUENCE]:
-                    return before, region
+                    return before
             time.sleep(_PAUSE_SECONDS)
         return None
 
     def snapshot(self) -> Snapshot | None:
         """The segment between two steps, or None if its rank was stopped or died in the midst of a commit."""
-        found = self._consistent(layout.FACTS_OFFSET, layout.RING_OFFSET - layout.FACTS_OFFSET)
-        if found is None:
+        words = self._consistent()
+        if words is None:
             return None
-        words, region = found
         if words[Word.CURRENT_SHARD] > layout.SHARD_NONE:
             raise SegmentError(f"segment {self.path} names shard slot {words[Word.CURRENT_SHARD]}: remove it")
         if words[Word.FACTS_SEQUENCE] != self._names_sequence:
-            self._decode_names(region)
+            self._decode_names(bytes(self._buffer[: layout.HISTOGRAMS_OFFSET - layout.FACTS_OFFSET]))
             self._names_sequence = int(words[Word.FACTS_SEQUENCE])
         phase, since = self.phase_in_progress()
         start = layout.HISTOGRAMS_OFFSET - layout.FACTS_OFFSET
         return Snapshot(
             words=words,
-            histograms=np.frombuffer(region, dtype=np.uint64, offset=start).reshape(
-                layout.HISTOGRAMS, layout.HISTOGRAM_WORDS
-            ),
+            histograms=np.frombuffer(self._buffer, dtype=np.uint64, offset=start)
+            .reshape(layout.HISTOGRAMS, layout.HISTOGRAM_WORDS)
+            .copy(),
             shards=self._shards,
             facts=self._facts,
             phase=phase,
@@ -210,12 +215,8 @@ class SegmentReader:
 
     def steps(self, after: int = 0) -> npt.NDArray[Any]:
         """Records of the steps with number > ``after`` that the ring still holds, oldest first: shape (n,),
-        dtype STEP_DTYPE. Empty if the rank stays within a commit."""
-        found = self._consistent(layout.RING_OFFSET, layout.SIZE - layout.RING_OFFSET)
-        if found is None:
-            return np.empty(0, dtype=STEP_DTYPE)
-        words, region = found
-        last = int(words[Word.STEPS])
-        first = max(after, last - layout.RING_STEPS, 0)
-        ring = np.frombuffer(region, dtype=STEP_DTYPE)
-        return ring[np.arange(first, last) % layout.RING_STEPS]
+        dtype STEP_DTYPE. A record that is being written over while it is read is left out."""
+        last = int(self._words()[Word.STEPS])
+        ring = np.frombuffer(self._read(layout.RING_OFFSET, layout.SIZE - layout.RING_OFFSET), dtype=STEP_DTYPE)
+        overwritten = int(self._words()[Word.STEPS]) + 1 - layout.RING_STEPS
+        return ring[np.arange(max(after, overwritten, 0), last) % layout.RING_STEPS]
