@@ -34,7 +34,7 @@ class Span:
 
 def steps(timeline: Timeline, batches: Iterable[T], accumulate: int) -> Iterator[T]:
     """Yield the batches; a step is ``accumulate`` of them. See Exporter.steps."""
-    timeline.advance(force=True)
+    timeline.advance()
     timeline.enter(Phase.FIRST_BATCH)
     try:
         iterator = iter(batches)
@@ -45,7 +45,12 @@ def steps(timeline: Timeline, batches: Iterable[T], accumulate: int) -> Iterator
         timeline.leave(Phase.FIRST_BATCH)
     fetched = 1
     while True:
-        yield batch
+        try:
+            yield batch
+        except GeneratorExit:
+            # The loop was left by a break: what it did with this batch is its last step.
+            timeline.advance(force=True)
+            raise
         timeline.advance(force=fetched % accumulate == 0)
         timeline.enter(Phase.INPUT_READY)
         try:
