@@ -1,0 +1,165 @@
+"""From segments to metric families."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterable
+from typing import Final
+
+from prometheus_client.core import Exemplar
+from prometheus_client.utils import floatToGoString
+
+from .. import __version__, catalog
+from ..errors import SegmentError
+from ..histogram import COARSE_EDGES, FINE_EDGES, bucket_index, cumulative, edge_seconds
+from ..phases import BESIDE_STEP, Phase
+from ..segment import layout
+from ..segment.layout import Word
+from ..segment.reader import Snapshot
+from .exemplars import slowest_inputs
+from .families import Bucket, Families
+from .faults import Faults
+from .residence import Resident
+
+__all__ = ["Collector"]
+
+_Exemplars = dict[int, tuple[int, Exemplar]]
+
+_COUNTERS: Final = (
+    (catalog.STEPS, Word.STEPS, 1),
+    (catalog.SAMPLES, Word.SAMPLES, 1),
+    (catalog.TOKENS, Word.TOKENS, 1),
+    (catalog.PADDED_SAMPLES, Word.PADDED, 1),
+    (catalog.RECORDING_SECONDS, Word.RECORDING_NS, 10**9),
+    (catalog.SHARDS_DROPPED, Word.SHARDS_DROPPED, 1),
+)
+
+
+def _texts(edges: tuple[int, ...]) -> list[str]:
+    return [str(floatToGoString(edge_seconds(edge))) for edge in edges] + ["+Inf"]  # type: ignore[no-untyped-call]
+
+
+_EDGES: Final = {
+    phase: (edges, _texts(edges)) for phase in Phase for edges in [COARSE_EDGES if phase in BESIDE_STEP else FINE_EDGES]
+}
+
+
+class Collector:
+    """Renders what is served, and the agent itself. ``clock`` is the clock that the ranks time their phases by."""
+
+    def __init__(
+        self,
+        host: str,
+        faults: Faults,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
+        unix_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self.scrape_seconds = 0.0
+        self._host = host
+        self._faults = faults
+        self._clock = clock
+        self._unix_ns = unix_ns
+
+    def collect(self, served: Iterable[Resident], *, exemplar_seconds: float | None) -> Families:
+        """All metric families. ``exemplar_seconds``: how far back exemplars reach, None for none."""
+        families = Families()
+        newest: dict[str, Resident] = {}
+        live = ended = 0
+        for resident in served:
+            # Apart, so that a fault half-way leaves nothing of this rank and all of the others.
+            try:
+                own = self._rank(resident, exemplar_seconds)
+            except Exception as error:  # noqa: BLE001 - see above
+                self._report(resident, error)
+                continue
+            families.update(own)
+            if resident.live:
+                live += 1
+                run = resident.key[0]
+                if run not in newest or resident.precedence > newest[run].precedence:
+                    newest[run] = resident
+            else:
+                ended += 1
+        for run, resident in newest.items():
+            source = resident.reader.source
+            families.add(catalog.WORLD_SIZE, (run,), source.identity.world_size)
+            families.add(catalog.SKEW_BUDGET, (run,), source.skew_budget_ratio)
+        self._agent(families, live, ended)
+        return families
+
+    def _report(self, resident: Resident, error: Exception) -> None:
+        if resident.faulty:
+            return
+        resident.faulty = True
+        if isinstance(error, SegmentError):
+            self._faults.report("segment", str(error))
+        else:
+            text = f"segment {resident.reader.path} cannot be rendered ({error!r}): please report this"
+            self._faults.report("render", text)
+
+    def _agent(self, families: Families, live: int, ended: int) -> None:
+        for reason, count in self._faults.counts.items():
+            families.add(catalog.ERRORS, ("", "", self._host, reason), count)
+        families.add(catalog.SEGMENTS, (self._host, "live"), live)
+        families.add(catalog.SEGMENTS, (self._host, "ended"), ended)
+        families.add(catalog.AGENT_SCRAPE_SECONDS, (self._host,), self.scrape_seconds)
+        families.add(catalog.BUILD_INFO, (self._host, __version__), 1)
+
+    def _rank(self, resident: Resident, exemplar_seconds: float | None) -> Families:
+        families = Families()
+        identity = resident.reader.source.identity
+        labels = (identity.run, str(identity.rank), identity.host)
+        if resident.live and resident.phase is not None:
+            seconds = max(0, self._clock() - resident.phase_since_ns) / 1e9
+            families.add(catalog.PHASE_IN_PROGRESS, (*labels, resident.phase.label), seconds)
+        snapshot = resident.snapshot
+        if snapshot is None:
+            return families
+        exemplars: _Exemplars = {}
+        if exemplar_seconds is not None:
+            exemplars = slowest_inputs(resident.reader.steps(), self._unix_ns() - int(exemplar_seconds * 1e9))
+        _add_phases(families, labels, snapshot, exemplars)
+        for metric, word, divisor in _COUNTERS:
+            families.add(metric, labels, snapshot.word(word) / divisor)
+        for number, reason in enumerate(layout.ERROR_REASONS):
+            families.add(catalog.ERRORS, (*labels, reason), int(snapshot.words[Word.ERRORS + number]))
+        if last_step := snapshot.word(Word.LAST_STEP_UNIX_NS):
+            families.add(catalog.LAST_STEP_TIMESTAMP, labels, last_step / 1e9)
+        if resident.live:
+            facts = [snapshot.facts.get(name, "") for name in catalog.RANK_INFO.labels[5:]]
+            about = (snapshot.current_shard, str(identity.local_rank), *map(_encodable, facts))
+            families.add(catalog.RANK_INFO, (*labels, *about), 1)
+        return families
+
+
+def _encodable(text: str) -> str:
+    """The text without lone surrogates, which would fail the whole exposition."""
+    return text.encode(errors="replace").decode()
+
+
+def _add_phases(families: Families, labels: tuple[str, str, str], snapshot: Snapshot, exemplars: _Exemplars) -> None:
+    slots = (*range(len(snapshot.shards)), layout.OTHER_SHARD, layout.SHARD_NONE)
+    for phase in Phase:
+        for slot in slots if phase is Phase.INPUT_READY else (layout.SHARD_NONE,):
+            histogram = snapshot.histograms[layout.histogram_slot(phase, slot)]
+            edges, texts = _EDGES[phase]
+            counts = cumulative(histogram[1:], edges)
+            if not counts[-1]:
+                continue
+            buckets = _buckets(edges, texts, counts, exemplars.get(slot) if phase is Phase.INPUT_READY else None)
+            shard = snapshot.shard_name(slot) if phase is Phase.INPUT_READY else ""
+            total = int(histogram[0]) / 1e9
+            families.add_histogram(catalog.PHASE_DURATION, (*labels, phase.label, shard), buckets, total)
+
+
+def _buckets(
+    edges: tuple[int, ...], texts: list[str], counts: list[int], exemplar: tuple[int, Exemplar] | None
+) -> list[Bucket]:
+    buckets: list[Bucket] = list(zip(texts, counts, strict=True))
+    if exemplar is not None:
+        ns, shown = exemplar
+        place = bisect_left(edges, bucket_index(ns))
+        buckets[place] = (*buckets[place], shown)
+    return buckets
