@@ -1,0 +1,50 @@
+# `make demo` and `make test` do all the set-up they need. Variables: PYTHON, ARGS (of the demo), TESTS (of pytest).
+
+PYTHON ?= python3
+TESTS ?=
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.PHONY: venv servers demo test lint bench clean
+.DEFAULT_GOAL := test
+
+venv: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --editable '.[test]'
+	touch $@
+
+# Prometheus and Alertmanager, from Debian's packages only if they are missing and we may.
+servers:
+	@missing=""; \
+	for tool in prometheus promtool amtool; do command -v $$tool >/dev/null || missing="$$missing $$tool"; done; \
+	command -v prometheus-alertmanager >/dev/null || command -v alertmanager >/dev/null || missing="$$missing alertmanager"; \
+	[ -z "$$missing" ] && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends prometheus prometheus-alertmanager; \
+	else \
+		echo "make: missing$$missing: apt-get install prometheus prometheus-alertmanager, or put them on PATH" >&2; exit 1; \
+	fi
+
+demo: venv servers
+	@$(BIN)/rank-exporter demo $(ARGS)
+
+test: lint servers
+	$(BIN)/python -m pytest $(TESTS)
+
+lint: venv
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+bench: venv
+	$(BIN)/python tests/bench/recorder.py
+	$(BIN)/python tests/bench/scraping.py
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

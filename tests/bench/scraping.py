@@ -1,0 +1,118 @@
+"""What scraping costs training: step times while the agent is scraped ten times a second, against not at all.
+
+Trains in processes of their own, in spells that alternate within one run, and reads the step times from the
+segments. Prints median and p99 of both and their ratios.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import httpx
+import numpy as np
+
+from rank_exporter.phases import Phase
+from rank_exporter.segment.discovery import segment_files
+from rank_exporter.segment.reader import SegmentReader
+
+SPELLS = 12
+SPELL_SECONDS = 4.0
+SCRAPES_PER_SECOND = 10
+
+TRAINING = """
+import torch, rank_exporter
+from torch import nn
+torch.set_num_threads(1)
+model = nn.Sequential(*(nn.Linear(512, 512) for _ in range(6)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+exporter = rank_exporter.start()
+exporter.watch(model=model, optimizer=optimizer)
+batch = torch.randn(64, 512)
+while True:
+    model(batch).pow(2).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@contextmanager
+def training(directory: Path, port: int, rank: int, ranks: int) -> Iterator[None]:
+    environ = {
+        **os.environ,
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(ranks),
+        "RANK_EXPORTER_RUN": "bench",
+        "RANK_EXPORTER_DIR": str(directory),
+        "RANK_EXPORTER_PORT": str(port),
+        "RANK_EXPORTER_LISTEN_ADDRESS": "127.0.0.1",
+        "RANK_EXPORTER_LINGER_SECONDS": "1",
+    }
+    process = subprocess.Popen([sys.executable, "-c", TRAINING], env=environ)
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
+
+
+def scrape(client: httpx.Client, url: str, until: float) -> int:
+    scrapes = 0
+    while time.monotonic() < until:
+        began = time.monotonic()
+        client.get(url).raise_for_status()
+        scrapes += 1
+        time.sleep(max(0.0, 1 / SCRAPES_PER_SECOND - (time.monotonic() - began)))
+    return scrapes
+
+
+def durations(reader: SegmentReader, began: float, ended: float) -> np.ndarray:
+    """Step times in ms between two Unix times, the edges of the spell left out."""
+    steps = reader.steps()
+    ends = steps["end_unix_ns"] / 1e9
+    return steps["ns"][(ends > began + 0.5) & (ends < ended - 0.5), Phase.STEP] / 1e6
+
+
+def measure(ranks: int) -> None:
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        url = f"http://127.0.0.1:{port}/metrics"
+        client = stack.enter_context(httpx.Client(trust_env=False, timeout=20))
+        for rank in range(ranks):
+            stack.enter_context(training(directory, port, rank, ranks))
+        while len(segment_files(directory)) < ranks:
+            time.sleep(0.1)
+        readers = [SegmentReader(path) for path in segment_files(directory)]
+        while min(len(reader.steps()) for reader in readers) < 100:
+            time.sleep(0.1)
+        found: dict[bool, list[np.ndarray]] = {True: [], False: []}
+        scrapes = 0
+        for spell in range(SPELLS):
+            scraped, began = bool(spell % 2), time.time()
+            if scraped:
+                scrapes += scrape(client, url, time.monotonic() + SPELL_SECONDS)
+            else:
+                time.sleep(SPELL_SECONDS)
+            found[scraped] += [durations(reader, began, time.time()) for reader in readers]
+        print(f"{ranks} rank(s), {scrapes / (SPELLS / 2 * SPELL_SECONDS):.1f} scrapes/s while scraped")
+        for name, quantile in (("median", 0.5), ("p99", 0.99)):
+            without, with_ = (float(np.quantile(np.concatenate(found[scraped]), quantile)) for scraped in (False, True))
+            print(f"  {name:<7} {without:7.2f} ms without, {with_:7.2f} ms with, ratio {with_ / without:.3f}")
+        for reader in readers:
+            reader.close()
+
+
+if __name__ == "__main__":
+    measure(ranks=1)
+    measure(ranks=2)
