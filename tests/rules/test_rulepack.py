@@ -1,0 +1,211 @@
+"""What rendering does to the rule files, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import promql_parser
+import pytest
+import yaml
+
+from rank_exporter import rulepack
+from rank_exporter.errors import RankExporterError, RulePackError
+
+_DURATION_IN_TREE = re.compile(r"\b([\d.]+)(ms|s)\b(?=[,\n])")
+
+
+def _rules(text: str) -> list[dict[str, Any]]:
+    document = yaml.safe_load(text)
+    return [rule for group in document.get("spec", document)["groups"] for rule in group["rules"]]
+
+
+def _tree(expr: str) -> tuple[str, list[Fraction]]:
+    """An independent parser's view: the syntax tree without durations, and the durations in seconds."""
+    tree = repr(promql_parser.parse(expr))
+    seconds = [Fraction(n) / (1000 if unit == "ms" else 1) for n, unit in _DURATION_IN_TREE.findall(tree)]
+    return _DURATION_IN_TREE.sub("DURATION", tree), seconds
+
+
+def _queries(rule: dict[str, Any]) -> list[str]:
+    """The queries in a rule's annotations, with some value for each verb."""
+    text = " ".join(rule.get("annotations", {}).values())
+    return [query.replace("%q", '"x"') for query in re.findall(r"printf `([^`]*)`", text)]
+
+
+@pytest.mark.parametrize("window", [None, "1s", "30s", "7m", "1h30m"])
+def test_promtool_accepts_the_pack_at_any_window(window: str | None, tmp_path: Path) -> None:
+    """The rendered pack is a rule file that promtool accepts."""
+    (tmp_path / "rules.yaml").write_text(rulepack.render(window=window), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "check", "rules", "--lint-fatal", "rules.yaml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_promtool_accepts_each_source_file() -> None:
+    """The files can be loaded as they are, by whoever does not use the command."""
+    folder = Path(rulepack.__file__).parent / "rules"
+    files = [*folder.glob("recording/*.yaml"), *folder.glob("alerts/*.yaml")]
+    assert files
+    done = subprocess.run(["promtool", "check", "rules", *files], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(("window", "ratio"), [("30s", Fraction(1, 20)), ("1h", Fraction(6)), ("7m", Fraction(7, 10))])
+def test_window_scales_every_duration_and_nothing_else(window: str, ratio: Fraction) -> None:
+    """An independent parser finds the same expressions but for durations, each of which has been scaled."""
+    scaled = 0
+    for before, after in zip(_rules(rulepack.render()), _rules(rulepack.render(window=window)), strict=True):
+        pairs = [(before["expr"], after["expr"]), *zip(_queries(before), _queries(after), strict=True)]
+        for old, new in pairs:
+            (old_tree, old_seconds), (new_tree, new_seconds) = _tree(old), _tree(new)
+            assert new_tree == old_tree
+            assert new_seconds == [second * ratio for second in old_seconds]
+            scaled += len(old_seconds)
+        if "alert" in before:
+            assert before["for"] == "5m"
+            assert after["for"] == {"30s": "15s", "1h": "30m", "7m": "210s"}[window]
+    assert scaled > 20
+
+
+def test_window_scales_the_interval_of_groups() -> None:
+    """Rules over a window of half a minute are evaluated every second and a half."""
+    document = yaml.safe_load(rulepack.render(window="30s"))
+    assert {group["interval"] for group in document["groups"]} == {"1500ms"}
+
+
+def test_for_scales_only_how_long_a_condition_holds() -> None:
+    """``for_`` leaves windows alone, and ``window`` leaves it alone when both are given."""
+    held, plain = _rules(rulepack.render(for_="1m")), _rules(rulepack.render())
+    assert {rule.pop("for") for rule in held if "alert" in rule} == {"1m"}
+    assert {rule.pop("for") for rule in plain if "alert" in rule} == {"5m"}
+    assert held == plain
+    assert {rule["for"] for rule in _rules(rulepack.render(window="30s", for_="1m")) if "alert" in rule} == {"1m"}
+
+
+@pytest.mark.parametrize(
+    ("expr", "expected"),
+    [
+        ('rate(a{b="[5m] offset 5m"}[10m])', 'rate(a{b="[5m] offset 5m"}[30s])'),
+        (
+            r'rate(a{b="\"[5m]", c=~' + "'[5m]', d!=`[5m]`}[10m])",
+            r'rate(a{b="\"[5m]", c=~' + "'[5m]', d!=`[5m]`}[30s])",
+        ),
+        ("max_over_time(a[1h:10m] offset 20m)", "max_over_time(a[3m:30s] offset 1m)"),
+        ("max_over_time(a[1h:] offset -20m)", "max_over_time(a[3m:] offset -1m)"),
+        ("a offset 1h20m # [10m] offset 10m", "a offset 4m # [10m] offset 10m"),
+        ("sum by (offset) (offset) + a:offset * 5", "sum by (offset) (offset) + a:offset * 5"),
+        ("a[10s]", "a[500ms]"),
+        ("a[1ms]", "a[1ms]"),
+    ],
+)
+def test_scaling_knows_promql(expr: str, expected: str) -> None:
+    """Strings, comments and names that look like durations stay; ranges, subqueries and offsets change, never to 0."""
+    assert rulepack.scale_promql(expr, Fraction(1, 20)) == expected
+
+
+def test_records_stand_before_what_reads_them_in_one_group() -> None:
+    """Prometheus evaluates a group in order: only so is an alert's evidence of the same moment."""
+    for group in yaml.safe_load(rulepack.render())["groups"]:
+        recorded: set[str] = set()
+        for position, rule in enumerate(group["rules"]):
+            later = {other["record"] for other in group["rules"][position:] if "record" in other}
+            read = set(re.findall(r"\b\w+:[\w:]+", rule["expr"]))
+            assert read <= recorded, f"{rule.get('record') or rule['alert']} reads {read - recorded} of another group"
+            assert not read & later - recorded
+            recorded.add(rule.get("record", ""))
+
+
+def test_prometheusrule_is_a_resource_with_the_labels_asked_for() -> None:
+    """An operator finds the rules by labels; the groups are those of the rule file."""
+    document = yaml.safe_load(
+        rulepack.render(
+            format="prometheusrule",
+            name="stragglers",
+            namespace="monitoring",
+            labels={"release": "kube-prometheus-stack", "team.example.com/owner": "ml"},
+        )
+    )
+    assert document["apiVersion"] == "monitoring.coreos.com/v1"
+    assert document["kind"] == "PrometheusRule"
+    assert document["metadata"] == {
+        "name": "stragglers",
+        "namespace": "monitoring",
+        "labels": {"release": "kube-prometheus-stack", "team.example.com/owner": "ml"},
+    }
+    assert document["spec"] == yaml.safe_load(rulepack.render())
+
+
+def test_prometheusrule_has_no_labels_by_default() -> None:
+    """Nothing is invented that was not asked for."""
+    assert yaml.safe_load(rulepack.render(format="prometheusrule"))["metadata"] == {"name": "rank-exporter"}
+
+
+def test_expressions_are_printed_as_blocks() -> None:
+    """What is printed is meant to be read."""
+    text = rulepack.render()
+    assert text.count("expr: |\n") == len(_rules(text))
+    assert "&" not in re.sub(r"https?://\S+", "", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"format": "json"}, "rule format 'json' is not known; use one of prometheus, prometheusrule"),
+        ({"window": "soon"}, "window 'soon' is no duration; write it like 30s, 10m or 1h30m"),
+        ({"window": ""}, "window '' is no duration; write it like 30s, 10m or 1h30m"),
+        ({"window": "10"}, "window '10' is no duration; write it like 30s, 10m or 1h30m"),
+        ({"window": "-30s"}, "window '-30s' is no duration; write it like 30s, 10m or 1h30m"),
+        ({"window": "0s"}, "window '0s' is too short; use 1s or more"),
+        ({"window": "999ms"}, "window '999ms' is too short; use 1s or more"),
+        ({"for_": "0s"}, "for '0s' is too short; use 1ms or more"),
+        ({"for_": "5 m"}, "for '5 m' is no duration; write it like 30s, 10m or 1h30m"),
+        (
+            {"format": "prometheusrule", "name": "My Rules"},
+            (
+                "name 'My Rules' is no Kubernetes name; use lower-case letters, digits, '-' and '.', "
+                "and a letter or digit at both ends"
+            ),
+        ),
+        (
+            {"format": "prometheusrule", "labels": {"release": "two words"}},
+            (
+                "label release='two words' is no Kubernetes label; use letters, digits, '-', '_' and '.', "
+                "at most 63 characters"
+            ),
+        ),
+        (
+            {"labels": {"release": "x"}},
+            (
+                "a Prometheus rule file has no metadata, but namespace None and labels {'release': 'x'} were given; "
+                "leave them out or use the format prometheusrule"
+            ),
+        ),
+    ],
+)
+def test_what_cannot_be_rendered_is_said_in_one_line(arguments: dict[str, Any], message: str) -> None:
+    """What, the value seen, the remedy."""
+    with pytest.raises(RulePackError) as caught:
+        rulepack.render(**arguments)
+    assert str(caught.value) == message
+    assert isinstance(caught.value, RankExporterError)
+
+
+def test_alerts_are_listed_with_their_runbooks() -> None:
+    """Each alert of the rendered pack is listed, and carries the address of the runbook that is listed with it."""
+    rendered = {rule["alert"]: rule for rule in _rules(rulepack.render()) if "alert" in rule}
+    listed = {alert.name: alert for alert in rulepack.alerts()}
+    assert listed.keys() == rendered.keys()
+    assert {"TrainingInputStraggler", "TrainingComputeStraggler"} <= listed.keys()
+    for name, alert in listed.items():
+        assert rendered[name]["annotations"]["runbook_url"] == alert.runbook_url
+        assert rendered[name]["labels"]["severity"] == alert.severity
+        assert alert.runbook_url == rulepack.RUNBOOK_BASE + f"{name}.md"
