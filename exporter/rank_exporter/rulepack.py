@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from rank_exporter.errors import RulePackError
+from .errors import RulePackError
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

@@ -6,7 +6,7 @@ at a multiple of eight, so that each word is written by one store.
 ======================  ===========================================================================
 preamble, 64 bytes      magic, layout version, CRC-32 of the identity, size of the file in bytes,
                         length of the identity
-words                   ``Word``: what changes outside a commit (phase in progress, errors) and the
+words                   ``Word``: what changes outside a commit (phase, errors, generation) and the
                         sequence counter and totals that a commit changes
 identity, 2 KiB         JSON, fixed: run, rank, local_rank, world_size, host, pid, pid_start_ticks,
                         started_unix_ns, skew_budget_ratio
@@ -68,6 +68,7 @@ ERROR_REASONS: Final[tuple[str, ...]] = (
     "phase",
     "count",
     "step",
+    "peers",
 )
 """Faults a rank can meet at run time, in the order of their words. Append only."""
 
@@ -92,6 +93,8 @@ class Word(IntEnum):
     """Changes with the facts and shard names, so that a reader decodes them only when they are new."""
     ENDED = 11
     """1 once the rank stopped recording of its own accord."""
+    GENERATION = 12
+    """The same in all ranks of a process group and another one after a restart; 0 until the rank has learnt it."""
     ERRORS = 16
     """First of len(ERROR_REASONS) counters."""
 

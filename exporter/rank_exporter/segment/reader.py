@@ -217,6 +217,18 @@ class SegmentReader:
         """Records of the steps with number > ``after`` that the ring still holds, oldest first: shape (n,),
         dtype STEP_DTYPE. A record that is being written over while it is read is left out."""
         last = int(self._words()[Word.STEPS])
-        ring = np.frombuffer(self._read(layout.RING_OFFSET, layout.SIZE - layout.RING_OFFSET), dtype=STEP_DTYPE)
-        overwritten = int(self._words()[Word.STEPS]) + 1 - layout.RING_STEPS
-        return ring[np.arange(max(after, overwritten, 0), last) % layout.RING_STEPS]
+        first = max(after, last - layout.RING_STEPS, 0)
+        if first >= last:
+            return np.empty(0, dtype=STEP_DTYPE)
+        records = self._records(first, last)
+        overwritten = max(int(self._words()[Word.STEPS]) + 1 - layout.RING_STEPS - first, 0)
+        return records[overwritten:]
+
+    def _records(self, first: int, last: int) -> npt.NDArray[Any]:
+        """Records first to last - 1 in the order of writing, at most as many as the ring holds."""
+        begin, number = first % layout.RING_STEPS, last - first
+        parts = [(begin, min(number, layout.RING_STEPS - begin))]
+        parts.append((0, number - parts[0][1]))
+        size = layout.STEP_RECORD.size
+        data = b"".join(self._read(layout.RING_OFFSET + at * size, n * size) for at, n in parts if n)
+        return np.frombuffer(data, dtype=STEP_DTYPE)

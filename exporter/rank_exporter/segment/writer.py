@@ -280,6 +280,10 @@ class SegmentWriter:
         self.words[_FIRST + Word.FACTS_SEQUENCE] += 1
         self.words[_SEQUENCE] += 1
 
+    def set_generation(self, generation: int) -> None:
+        """Which process group the rank belongs to: 0 < generation < 2**64. Safe on another thread: a single store."""
+        self._store(Word.GENERATION, generation)
+
     def count_error(self, reason: str) -> None:
         """Count a fault that was survived; ``reason`` is one of layout.ERROR_REASONS."""
         self.words[_FIRST + Word.ERRORS + layout.ERROR_REASONS.index(reason)] += 1
