@@ -11,10 +11,17 @@ from typing import Literal
 
 __all__ = [
     "AGENT_SCRAPE_SECONDS",
+    "ALIGNED_RANKS",
+    "ALIGNED_STEPS",
     "BUILD_INFO",
+    "DELAY_CAUSED",
+    "EPOCHS",
     "ERRORS",
+    "EXPOSED_WAIT",
+    "LAST_RANK_STEPS",
     "LAST_STEP_TIMESTAMP",
     "METRICS",
+    "OPTIMIZER_STEPS_SKIPPED",
     "PADDED_SAMPLES",
     "PER_RANK",
     "PHASE_DURATION",
@@ -26,6 +33,7 @@ __all__ = [
     "SHARDS_DROPPED",
     "SKEW_BUDGET",
     "STEPS",
+    "STEP_SKEW",
     "TOKENS",
     "WORLD_SIZE",
     "Metric",
@@ -75,6 +83,12 @@ PADDED_SAMPLES = Metric(
     kind="counter",
     help="Samples among training_samples_total that only pad the batch or the epoch.",
 )
+OPTIMIZER_STEPS_SKIPPED = Metric(
+    name="training_optimizer_steps_skipped_total",
+    kind="counter",
+    help="Optimizer steps that a gradient scaler left out because of an infinity or NaN.",
+)
+EPOCHS = Metric(name="training_epochs_total", kind="counter", help="Times a training loader was read to its end.")
 LAST_STEP_TIMESTAMP = Metric(
     name="training_last_step_timestamp_seconds",
     kind="gauge",
@@ -95,6 +109,43 @@ SKEW_BUDGET = Metric(
     kind="gauge",
     help="Skew that the run tolerates, as a share of its median step time.",
     labels=("run",),
+)
+ALIGNED_STEPS = Metric(
+    name="training_aligned_steps_total",
+    kind="counter",
+    help="Steps that were compared across ranks by their number. From the agent of rank 0, as all that is aligned.",
+    labels=("run",),
+)
+ALIGNED_RANKS = Metric(
+    name="training_aligned_ranks",
+    kind="gauge",
+    help="Ranks that the latest aligned step was seen from. Fewer than training_world_size: some cannot be asked.",
+    labels=("run",),
+)
+EXPOSED_WAIT = Metric(
+    name="training_exposed_wait_seconds_total",
+    kind="counter",
+    help="GPU-seconds lost to waiting: the sum over ranks of the wait in a step beyond that of the rank waiting least.",
+    labels=("run",),
+)
+STEP_SKEW = Metric(
+    name="training_step_skew_seconds",
+    kind="histogram",
+    help="Time in a phase of the slowest rank of a step beyond the median rank's, one observation per aligned step.",
+    labels=("run", "phase"),
+)
+LAST_RANK_STEPS = Metric(
+    name="training_last_rank_steps_total",
+    kind="counter",
+    help="Aligned steps in which this rank was ready last, by the phase in which it exceeded the median rank most.",
+    labels=(*PER_RANK, "phase"),
+)
+DELAY_CAUSED = Metric(
+    name="training_delay_caused_seconds_total",
+    kind="counter",
+    help="Over the aligned steps in which this rank was the last: the time from when the median rank was ready "
+    "until it was, by the phase in which it exceeded the median most.",
+    labels=(*PER_RANK, "shard", "phase"),
 )
 RECORDING_SECONDS = Metric(
     name="training_exporter_recording_seconds_total",
@@ -138,10 +189,18 @@ METRICS: tuple[Metric, ...] = (
     SAMPLES,
     TOKENS,
     PADDED_SAMPLES,
+    OPTIMIZER_STEPS_SKIPPED,
+    EPOCHS,
     LAST_STEP_TIMESTAMP,
     RANK_INFO,
     WORLD_SIZE,
     SKEW_BUDGET,
+    ALIGNED_STEPS,
+    ALIGNED_RANKS,
+    EXPOSED_WAIT,
+    STEP_SKEW,
+    LAST_RANK_STEPS,
+    DELAY_CAUSED,
     RECORDING_SECONDS,
     ERRORS,
     SHARDS_DROPPED,

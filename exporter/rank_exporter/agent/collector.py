@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from typing import Final
 
 from prometheus_client.core import Exemplar
-from prometheus_client.utils import floatToGoString
 
 from .. import __version__, catalog
 from ..errors import SegmentError
-from ..histogram import COARSE_EDGES, FINE_EDGES, bucket_index, cumulative, edge_seconds
-from ..phases import BESIDE_STEP, Phase
+from ..histogram import bucket_index, cumulative
+from ..phases import Phase
 from ..segment import layout
 from ..segment.layout import Word
 from ..segment.reader import Snapshot
+from .buckets import EDGES
 from .exemplars import slowest_inputs
 from .families import Bucket, Families
 from .faults import Faults
@@ -31,18 +31,11 @@ _COUNTERS: Final = (
     (catalog.SAMPLES, Word.SAMPLES, 1),
     (catalog.TOKENS, Word.TOKENS, 1),
     (catalog.PADDED_SAMPLES, Word.PADDED, 1),
+    (catalog.OPTIMIZER_STEPS_SKIPPED, Word.OPTIMIZER_STEPS_SKIPPED, 1),
+    (catalog.EPOCHS, Word.EPOCHS, 1),
     (catalog.RECORDING_SECONDS, Word.RECORDING_NS, 10**9),
     (catalog.SHARDS_DROPPED, Word.SHARDS_DROPPED, 1),
 )
-
-
-def _texts(edges: tuple[int, ...]) -> list[str]:
-    return [str(floatToGoString(edge_seconds(edge))) for edge in edges] + ["+Inf"]  # type: ignore[no-untyped-call]
-
-
-_EDGES: Final = {
-    phase: (edges, _texts(edges)) for phase in Phase for edges in [COARSE_EDGES if phase in BESIDE_STEP else FINE_EDGES]
-}
 
 
 class Collector:
@@ -144,7 +137,7 @@ def _add_phases(families: Families, labels: tuple[str, str, str], snapshot: Snap
     for phase in Phase:
         for slot in slots if phase is Phase.INPUT_READY else (layout.SHARD_NONE,):
             histogram = snapshot.histograms[layout.histogram_slot(phase, slot)]
-            edges, texts = _EDGES[phase]
+            edges, texts = EDGES[phase]
             counts = cumulative(histogram[1:], edges)
             if not counts[-1]:
                 continue

@@ -6,6 +6,7 @@ and no other loader is touched.
 
 from __future__ import annotations
 
+import copyreg
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
@@ -33,15 +34,18 @@ class _Fetches:
 
     def time(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
         recorder = self._recorder
+        if recorder.is_elsewhere():
+            return fetch(*arguments)
         if not torch.is_grad_enabled():
             phase = Phase.EVAL
         elif self._first:
+            # The loop has moved on already, when it asked for this iterator.
             phase = Phase.FIRST_BATCH
         else:
             phase = Phase.INPUT_READY
+            recorder.advance()
         self._first = False
-        if not recorder.begin_fetch(phase):
-            return fetch(*arguments)
+        recorder.timeline.enter(phase)
         try:
             batch = fetch(*arguments)
         except StopIteration:
@@ -49,12 +53,14 @@ class _Fetches:
             if recorder.timeline.phase == phase:
                 phase = Phase.FIRST_BATCH
                 recorder.timeline.become(phase)
+                recorder.writer.count_epoch()
             recorder.timeline.leave(phase)
             raise
         except BaseException:
             recorder.timeline.leave(phase)
             raise
         recorder.timeline.leave(phase)
+        recorder.has_input = phase != Phase.EVAL
         return batch
 
 
@@ -96,9 +102,13 @@ def _timed(iterator: Any, recorder: Recorder) -> Iterator[Any]:
 
 def _timed_loader_class(kind: Any, recorder: Recorder) -> Any:
     def __iter__(self: Any) -> Any:  # noqa: N807 - becomes a method
-        phase = Phase.FIRST_BATCH if torch.is_grad_enabled() else Phase.EVAL
-        if not recorder.begin_fetch(phase):
+        if recorder.is_elsewhere():
             return kind.__iter__(self)
+        phase = Phase.EVAL
+        if torch.is_grad_enabled():
+            phase = Phase.FIRST_BATCH
+            recorder.advance()
+        recorder.timeline.enter(phase)
         try:
             return _timed(kind.__iter__(self), recorder)
         finally:
@@ -106,9 +116,10 @@ def _timed_loader_class(kind: Any, recorder: Recorder) -> Any:
 
     def __reduce_ex__(self: Any, protocol: int) -> Any:  # noqa: N807 - becomes a method
         # A copy, here or in another process, is an ordinary loader again.
-        made = kind.__reduce_ex__(self, protocol)
-        swapped = tuple(kind if part is type(self) else part for part in made[1])
-        return (made[0], swapped, *made[2:])
+        make, arguments, *state = kind.__reduce_ex__(self, protocol)
+        if make is copyreg.__newobj__ and arguments == (type(self),):  # type: ignore[attr-defined]
+            return copyreg._reconstructor, (kind, object, None), *state  # type: ignore[attr-defined]
+        return make, tuple(kind if part is type(self) else part for part in arguments), *state
 
     return type(
         kind.__name__,

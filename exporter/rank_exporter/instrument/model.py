@@ -4,12 +4,18 @@ Where backward parts from waiting: the autograd engine runs its final callbacks 
 queued. Ours is queued as backward begins, so it runs when this rank's last gradient is ready; the reducer of
 DistributedDataParallel queues its own when its last bucket is full, and waits for the collectives in there; a
 second one of ours, queued from the first, runs after that. No communication hook, and no hook on a parameter.
+
+torch.compile would trace hooks into its graph. Ours are empty while it traces, and what it returns, or makes of a
+model in place, is timed from outside instead.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 import torch
 from torch.autograd.graph import Node
@@ -43,13 +49,31 @@ def _graph_nodes(output: Any) -> Iterator[Node]:
         yield from _graph_nodes(part)
 
 
+class _Hook:
+    """What a module holds of ours: nothing while it is compiled, and nothing in its copies, here or in a file."""
+
+    __slots__ = ("_call",)
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = call
+
+    def __call__(self, *arguments: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function of the standard library that takes anything and does nothing.
+        return getattr, (nullcontext(), "__exit__")
+
+
 class _ModelHooks:
     """Hooks of one model. None of them returns anything, so none changes a value."""
 
     def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._timeline = recorder.timeline
-        self._distributed = model if isinstance(model, DistributedDataParallel) else None
+        self.distributed = model if isinstance(model, DistributedDataParallel) else None
+        self._undo: list[Callable[[], None]] = []
         self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
     def before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
@@ -63,7 +87,8 @@ class _ModelHooks:
                 timeline.enter(Phase.EVAL)
                 return
             if self._recorder.moves_on_at_forward:
-                timeline.advance()
+                self._recorder.advance()
+                self._recorder.has_input = True
             timeline.enter(Phase.FORWARD)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
@@ -92,7 +117,7 @@ class _ModelHooks:
     def last_gradient_ready(self) -> None:
         try:
             self._timeline.leave(Phase.BACKWARD)
-            if self._distributed is not None and self._distributed.require_backward_grad_sync:
+            if self.distributed is not None and self.distributed.require_backward_grad_sync:
                 self._queue(self.gradients_reduced)
                 self._timeline.enter(Phase.COLLECTIVE_WAIT)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
@@ -101,25 +126,83 @@ class _ModelHooks:
     def gradients_reduced(self) -> None:
         self._timeline.leave(Phase.COLLECTIVE_WAIT)
 
+    def register(self, model: torch.nn.Module) -> None:
+        """Hook the model, or what torch.compile returned for it."""
+        self._undo += [
+            model.register_forward_pre_hook(_Hook(self.before_forward)).remove,
+            model.register_forward_hook(_Hook(self.after_forward), always_call=True).remove,
+        ]
+        if model._compiled_call_impl is not None:
+            self.compiled_in_place(model)
+
+    def compiled_in_place(self, model: torch.nn.Module) -> None:
+        """Time a model whose call was replaced by a compiled one, within which its hooks are traced."""
+        compiled: Any = model._compiled_call_impl
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            self.before_forward(model, args)
+            output = None
+            try:
+                output = compiled(*args, **kwargs)
+            finally:
+                self.after_forward(model, args, output)
+            return output
+
+        def undo() -> None:
+            if model._compiled_call_impl is timed:
+                model._compiled_call_impl = compiled
+
+        model._compiled_call_impl = timed
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        """Take every hook out again."""
+        while self._undo:
+            self._undo.pop()()
+
+
+_watched: WeakKeyDictionary[torch.nn.Module, _ModelHooks] = WeakKeyDictionary()
+
+
+def _follow_compile() -> None:
+    """Have torch.compile(model) and model.compile() keep watched models timed. Once is enough."""
+    compile_function, compile_method = torch.compile, torch.nn.Module.compile
+    if hasattr(compile_method, "__wrapped__"):
+        return
+
+    @functools.wraps(compile_function)
+    def compiled_function(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+        made: Any = compile_function(model, *args, **kwargs)
+        if isinstance(model, torch.nn.Module) and model in _watched and made is not model:
+            _watched[model].register(made)
+        return made
+
+    @functools.wraps(compile_method)
+    def compiled_method(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
+        compile_method(self, *args, **kwargs)
+        if self in _watched:
+            _watched[self].compiled_in_place(self)
+
+    torch.compile = compiled_function
+    torch.nn.Module.compile = compiled_method  # type: ignore[method-assign]
+
 
 def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
     """Time the model's forward and backward from now on. Returns what undoes it. Raises SettingError."""
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model is {type(model).__name__!r}: give a torch.nn.Module or DistributedDataParallel")
-    hooks = _ModelHooks(model, recorder)
-    handles = (
-        model.register_forward_pre_hook(hooks.before_forward),
-        model.register_forward_hook(hooks.after_forward, always_call=True),
-    )
+    _follow_compile()
+    hooks = _watched[model] = _ModelHooks(model, recorder)
+    hooks.register(model)
+    facts = {"framework": f"torch {torch.__version__}", "device": _device(model)}
+    if hooks.distributed is not None and torch.distributed.is_initialized():
+        facts["backend"] = str(torch.distributed.get_backend(hooks.distributed.process_group))
+    recorder.tell(**facts)
 
     def undo() -> None:
-        for handle in handles:
-            handle.remove()
+        _watched.pop(model, None)
+        hooks.remove()
 
-    facts = {"framework": f"torch {torch.__version__}", "device": _device(model)}
-    if hooks._distributed is not None and torch.distributed.is_initialized():
-        facts["backend"] = str(torch.distributed.get_backend(hooks._distributed.process_group))
-    recorder.tell(**facts)
     return undo
 
 

@@ -6,7 +6,6 @@ import logging
 import threading
 from typing import Any, Final
 
-from ..phases import Phase
 from ..segment.writer import SegmentWriter
 from ..timeline import Timeline
 
@@ -19,15 +18,29 @@ class Recorder:
     """Records one rank. Belongs to the thread that made it; hooks on other threads leave it alone.
 
     ``moves_on_at_forward``: no loader is watched, so that a forward after an optimizer begins the next step.
+    ``optimizer_is_watched``: without one, each batch, or each forward without a loader, is a step of its own;
+    ``has_input`` tells whether there was one since the loop last moved on.
     """
 
-    __slots__ = ("_warned", "facts", "moves_on_at_forward", "rank", "thread", "timeline", "writer")
+    __slots__ = (
+        "_warned",
+        "facts",
+        "has_input",
+        "moves_on_at_forward",
+        "optimizer_is_watched",
+        "rank",
+        "thread",
+        "timeline",
+        "writer",
+    )
 
     def __init__(self, writer: SegmentWriter, *, rank: int) -> None:
         self.writer = writer
         self.rank = rank
         self.thread = threading.get_ident()
         self.moves_on_at_forward = True
+        self.optimizer_is_watched = False
+        self.has_input = False
         self.facts = {"clock": "host"}
         self._warned: set[str] = set()
         self.timeline = Timeline(self._commit, live=writer.words, live_index=writer.phase_word)
@@ -54,13 +67,14 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - an odd fact must not stop training
             self.fault("hook", error)
 
-    def begin_fetch(self, phase: Phase) -> bool:
-        """A loader is asked for a batch. False on a thread that is not the recorder's: nothing was begun."""
-        if threading.get_ident() != self.thread:
-            return False
-        self.timeline.advance()
-        self.timeline.enter(phase)
-        return True
+    def is_elsewhere(self) -> bool:
+        """Whether this is another thread than the recorder's, whose hooks must leave it alone."""
+        return threading.get_ident() != self.thread
+
+    def advance(self) -> None:
+        """The loop moves on."""
+        self.timeline.advance(force=self.has_input and not self.optimizer_is_watched)
+        self.has_input = False
 
     def close(self) -> None:
         """Publish the last step if it is complete, end the segment, and record into the void from now on."""

@@ -95,6 +95,8 @@ class Word(IntEnum):
     """1 once the rank stopped recording of its own accord."""
     GENERATION = 12
     """The same in all ranks of a process group and another one after a restart; 0 until the rank has learnt it."""
+    OPTIMIZER_STEPS_SKIPPED = 14
+    EPOCHS = 15
     ERRORS = 16
     """First of len(ERROR_REASONS) counters."""
 

@@ -284,6 +284,14 @@ class SegmentWriter:
         """Which process group the rank belongs to: 0 < generation < 2**64. Safe on another thread: a single store."""
         self._store(Word.GENERATION, generation)
 
+    def count_skipped(self) -> None:
+        """Count an optimizer step that a gradient scaler left out."""
+        self.words[_FIRST + Word.OPTIMIZER_STEPS_SKIPPED] += 1
+
+    def count_epoch(self) -> None:
+        """Count a training loader that was read to its end."""
+        self.words[_FIRST + Word.EPOCHS] += 1
+
     def count_error(self, reason: str) -> None:
         """Count a fault that was survived; ``reason`` is one of layout.ERROR_REASONS."""
         self.words[_FIRST + Word.ERRORS + layout.ERROR_REASONS.index(reason)] += 1

@@ -1,0 +1,384 @@
+"""Training loops as people write them, in one process: each is trained for real and its step records are checked."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, TensorDataset
+
+import rank_exporter
+from rank_exporter.phases import Phase
+from rank_exporter.segment.layout import ERROR_REASONS, Word
+from rank_exporter.segment.reader import SegmentReader, Snapshot
+
+Step = dict[str, int]
+WORK = {"forward", "backward", "optimizer", "other", "step"}
+
+
+class Recording:
+    """The running exporter, and what its segment holds in the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self.exporter = rank_exporter.start(run="loops", directory=directory, serve="off")
+        path = self.exporter._recorder.writer.path
+        assert path is not None
+        self._reader = SegmentReader(path)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.exporter, name)
+
+    def steps(self) -> list[Step]:
+        self.exporter.stop()
+        records = self._reader.steps()
+        assert (records["ns"][:, : Phase.STEP].sum(axis=1) == records["ns"][:, Phase.STEP]).all()
+        return [
+            {phase.label: int(ns) for phase, ns in zip(Phase, record["ns"], strict=True) if ns} for record in records
+        ]
+
+    def snapshot(self) -> Snapshot:
+        found = self._reader.snapshot()
+        assert found is not None
+        return found
+
+    def close(self) -> None:
+        self.exporter.stop()
+        errors = {reason: self.snapshot().word(Word.ERRORS + n) for n, reason in enumerate(ERROR_REASONS)}
+        self._reader.close()
+        assert not any(errors.values()), errors
+
+
+@pytest.fixture
+def recording(tmp_path: Path) -> Iterator[Recording]:
+    """Fails if the exporter met a fault."""
+    made = Recording(tmp_path)
+    yield made
+    made.close()
+
+
+def network() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def batches(number: int) -> list[torch.Tensor]:
+    return list(torch.randn(number, 8, 16))
+
+
+def loader(number: int, **options: Any) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randn(number * 8, 16)), batch_size=8, **options)
+
+
+def names(steps: list[Step]) -> list[set[str]]:
+    return [set(step) for step in steps]
+
+
+def test_without_a_loader_a_forward_after_the_optimizer_begins_the_next_step(recording: Recording) -> None:
+    """A list of batches needs no watching: model and optimizer tell the steps."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer)
+    for batch in batches(5):
+        model(batch).mean().backward()
+        optimizer.step()
+    assert names(recording.steps()) == [WORK] * 5
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_without_an_optimizer_each_batch_is_a_step(recording: Recording, with_loader: bool) -> None:
+    """A hand-written update, or inference with gradients, still has steps: one a batch, or one a forward."""
+    model, data = network(), loader(4)
+    recording.watch(model=model, dataloader=data if with_loader else None)
+    for (batch,) in data:
+        model(batch).mean().backward()
+    found = recording.steps()
+    # Without a loader nothing tells that the last step is over.
+    assert len(found) == (4 if with_loader else 3)
+    assert all({"forward", "backward"} <= set(step) for step in found)
+
+
+def test_two_models_with_two_optimizers_make_one_step_an_iteration(recording: Recording) -> None:
+    """A generator and a discriminator, trained in turn on each batch."""
+    generator, judge, data = nn.Linear(16, 16), network(), loader(4)
+    optimizers = [torch.optim.Adam(model.parameters()) for model in (judge, generator)]
+    recording.watch(model=generator, dataloader=data)
+    recording.watch(model=judge, optimizer=optimizers)
+    for (batch,) in data:
+        optimizers[0].zero_grad()
+        (judge(batch).mean() - judge(generator(batch).detach()).mean()).backward()
+        optimizers[0].step()
+        optimizers[1].zero_grad()
+        judge(generator(batch)).mean().backward()
+        optimizers[1].step()
+    found = recording.steps()
+    assert names(found) == [WORK | {"first_batch"}] + [WORK | {"input_ready"}] * 3 + []
+
+
+def test_lbfgs_runs_the_model_within_its_step_and_phases_still_add_up(recording: Recording) -> None:
+    """Forwards and backwards of the closure are what they are; the optimizer's own time is the rest."""
+    model, data = network(), loader(3)
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    calls = 0
+    for (batch,) in data:
+
+        def closure(batch: torch.Tensor = batch) -> torch.Tensor:
+            nonlocal calls
+            calls += 1
+            time.sleep(0.01)
+            optimizer.zero_grad()
+            loss: torch.Tensor = model(batch).pow(2).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        optimizer.step(closure)
+    found = recording.steps()
+    assert len(found) == 3
+    assert calls > 3
+    assert all({"forward", "backward", "optimizer"} <= set(step) for step in found)
+    assert sum(step["optimizer"] for step in found) > calls * 0.01e9
+
+
+def test_scaler_that_skips_the_optimizer_still_ends_the_step(recording: Recording) -> None:
+    """An infinite gradient costs an optimizer step, not a training step, and is counted."""
+    model, data = network(), loader(6)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    for number, (batch,) in enumerate(data):
+        optimizer.zero_grad()
+        loss = model(batch).mean() * (float("inf") if number in (2, 4) else 1.0)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    found = recording.steps()
+    assert len(found) == 6
+    assert all("optimizer" in step for step in found)
+    assert recording.snapshot().word(Word.OPTIMIZER_STEPS_SKIPPED) == 2
+
+
+def test_recomputed_activations_count_as_backward(recording: Recording) -> None:
+    """Checkpointing runs a forward within backward; a step still has one forward, and a longer backward."""
+
+    class Slow(nn.Module):
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            time.sleep(0.05)
+            return value * 1
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Sequential(Slow(), nn.Linear(16, 16), nn.Tanh())
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            return torch.as_tensor(checkpoint(self.inner, value, use_reentrant=False))
+
+    model = Checkpointed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer)
+    recording.watch(model=model.inner)
+    for batch in batches(4):
+        model(batch).mean().backward()
+        optimizer.step()
+    found = recording.steps()
+    assert min(step["forward"] for step in found) < 0.09e9
+    assert min(step["backward"] for step in found) >= 0.05e9
+
+
+def _watch_then_compile(model: nn.Module, watch: Callable[[nn.Module], None]) -> Any:
+    watch(model)
+    return torch.compile(model, backend="aot_eager", fullgraph=True)
+
+
+def _compile_then_watch(model: nn.Module, watch: Callable[[nn.Module], None]) -> Any:
+    compiled: Any = torch.compile(model, backend="aot_eager", fullgraph=True)
+    watch(compiled)
+    return compiled
+
+
+def _watch_then_compile_in_place(model: nn.Module, watch: Callable[[nn.Module], None]) -> Any:
+    watch(model)
+    model.compile(backend="aot_eager", fullgraph=True)
+    return model
+
+
+def _compile_in_place_then_watch(model: nn.Module, watch: Callable[[nn.Module], None]) -> Any:
+    model.compile(backend="aot_eager", fullgraph=True)
+    watch(model)
+    return model
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "order", [_watch_then_compile, _compile_then_watch, _watch_then_compile_in_place, _compile_in_place_then_watch]
+)
+def test_compiled_model_is_timed_and_its_graph_is_whole(recording: Recording, order: Callable[..., Any]) -> None:
+    """Compiled before or after, by function or in place: fullgraph holds, and each step has its phases once."""
+    torch.compiler.reset()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    compiled = order(model, lambda watched: recording.watch(model=watched, optimizer=optimizer))
+    for batch in batches(4):
+        compiled(batch).mean().backward()
+        optimizer.step()
+    assert names(recording.steps()) == [WORK] * 4
+
+
+def test_failing_forward_and_backward_leave_the_next_steps_right(recording: Recording) -> None:
+    """A loop that survives an exception goes on with phases that are balanced."""
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+            raise ArithmeticError
+
+    class Moody(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.mood = network(), ""
+
+        def forward(self, value: torch.Tensor) -> torch.Tensor:
+            if self.mood == "forward":
+                raise ArithmeticError
+            value = self.inner(value)
+            return Fails.apply(value) if self.mood == "backward" else value
+
+    model = Moody()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer)
+    for batch, mood in zip(batches(6), ["", "forward", "", "backward", "", ""], strict=True):
+        model.mood = mood
+        try:
+            model(batch).mean().backward()
+            optimizer.step()
+        except ArithmeticError:
+            continue
+    found = recording.steps()
+    assert names(found) == [WORK] * 4
+    assert recording._recorder.timeline.phase == Phase.OTHER
+
+
+def test_copies_of_a_watched_model_are_ordinary(recording: Recording) -> None:
+    """An averaged copy, a saved and a reloaded model work as ever, and are not taken for the watched one."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer)
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]  # noqa: S301
+    for batch in batches(3):
+        expected = model(batch)
+        expected.mean().backward()
+        optimizer.step()
+        for twin in twins:
+            twin(batch).mean().backward()
+    found = recording.steps()
+    assert len(found) == 3
+    assert b"rank_exporter" not in buffer.getvalue()
+
+
+def test_copies_of_a_watched_loader_are_ordinary(recording: Recording) -> None:
+    """A pickled or copied loader has its own class again and is not timed."""
+    data = loader(3)
+    recording.watch(dataloader=data)
+    assert isinstance(data, DataLoader)
+    for twin in (copy.copy(data), copy.deepcopy(data), pickle.loads(pickle.dumps(data))):  # noqa: S301
+        assert type(twin) is DataLoader
+        assert len(list(twin)) == 3
+    assert recording.steps() == []
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_workers_start_in_the_first_batch_of_each_epoch(recording: Recording, persistent: bool) -> None:
+    """With workers, kept or not, each epoch's first batch stands apart and the end of the epoch is no input."""
+    data = loader(4, num_workers=1, persistent_workers=persistent)
+    recording.watch(dataloader=data)
+    for _ in range(2):
+        for _ in data:
+            pass
+    found = recording.steps()
+    assert [{"first_batch", "input_ready"} & set(step) for step in found] == (
+        [{"first_batch"}] + [{"input_ready"}] * 3
+    ) * 2
+    assert recording.snapshot().word(Word.EPOCHS) == 2
+
+
+def test_evaluation_on_the_watched_loader_is_no_training(recording: Recording) -> None:
+    """Batches fetched and run without gradients count as evaluation."""
+    model, data = network(), loader(3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    for _ in range(2):
+        for (batch,) in data:
+            model(batch).mean().backward()
+            optimizer.step()
+        model.eval()
+        with torch.no_grad():
+            for (batch,) in data:
+                model(batch)
+        model.train()
+    found = recording.steps()
+    assert len(found) == 6
+    assert ["eval" in step for step in found] == [False, False, False, True, False, False]
+
+
+def test_prefetching_thread_is_left_alone(recording: Recording) -> None:
+    """Fetches on another thread overlap with training: they are no wait and disturb no phase."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model, data = network(), loader(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    iterator = iter(data)
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(next, iterator)
+        for number in range(4):
+            (batch,) = ahead.result()
+            if number < 3:
+                ahead = pool.submit(next, iterator)
+            with recording.phase("forward"):
+                model(batch).mean().backward()
+            optimizer.step()
+            recording._recorder.advance()
+    assert all("input_ready" not in step for step in recording.steps())
+
+
+def test_hooks_are_gone_after_stop(recording: Recording) -> None:
+    """Stopping leaves model, optimizer and loader as they were."""
+    model, data = network(), loader(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    before = (len(model._forward_hooks), len(model._forward_pre_hooks), type(data))
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    recording.stop()
+    assert (len(model._forward_hooks), len(model._forward_pre_hooks), type(data)) == before
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"model": "bert"}, "model is 'str': give a torch.nn.Module or DistributedDataParallel"),
+        ({"optimizer": 3}, "optimizer is 'int': give a torch.optim.Optimizer, or several"),
+        ({"dataloader": [1, 2]}, "dataloader is 'list' and cannot be watched"),
+    ],
+)
+def test_what_cannot_be_watched_is_told_at_once(recording: Recording, wrong: dict[str, Any], said: str) -> None:
+    """The line names what was given and what can be."""
+    with pytest.raises(rank_exporter.SettingError) as caught:
+        recording.watch(**wrong)
+    assert str(caught.value).startswith(said)
