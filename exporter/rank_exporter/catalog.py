@@ -13,19 +13,31 @@ __all__ = [
     "AGENT_SCRAPE_SECONDS",
     "ALIGNED_RANKS",
     "ALIGNED_STEPS",
+    "BATCH_PRODUCTION",
     "BUILD_INFO",
     "DELAY_CAUSED",
+    "DEVICE_ACTIVE_SECONDS",
+    "DEVICE_MEMORY_USED",
+    "DEVICE_UTILIZATION",
     "EPOCHS",
     "ERRORS",
     "EXPOSED_WAIT",
+    "GC_PAUSE_SECONDS",
+    "HOST_CPU_PRESSURE",
+    "HOST_CPU_UTILIZATION",
+    "HOST_EVIDENCE",
     "LAST_RANK_STEPS",
     "LAST_STEP_TIMESTAMP",
+    "LOADER_QUEUE_DEPTH",
+    "LOADER_WORKERS",
     "METRICS",
     "OPTIMIZER_STEPS_SKIPPED",
     "PADDED_SAMPLES",
     "PER_RANK",
     "PHASE_DURATION",
     "PHASE_IN_PROGRESS",
+    "PROCESS_CPUS_ALLOWED",
+    "PROCESS_CPU_SECONDS",
     "RANK_INFO",
     "RECORDING_SECONDS",
     "SAMPLES",
@@ -33,7 +45,10 @@ __all__ = [
     "SHARDS_DROPPED",
     "SKEW_BUDGET",
     "STEPS",
+    "STEP_ALIGNED",
     "STEP_SKEW",
+    "STORAGE_READS",
+    "STORAGE_READ_SECONDS",
     "TOKENS",
     "WORLD_SIZE",
     "Metric",
@@ -68,6 +83,22 @@ PHASE_DURATION = Metric(
     help="Time a rank spent in a phase, one observation per phase and step. "
     "The phases but step add up to step; first_batch, eval and checkpoint lie beside it.",
     labels=(*PER_RANK, "phase", "shard"),
+)
+BATCH_PRODUCTION = Metric(
+    name="training_batch_production_seconds",
+    kind="histogram",
+    help="Time a loader worker took to produce one batch of the training loader.",
+    labels=(*PER_RANK, "shard"),
+)
+LOADER_QUEUE_DEPTH = Metric(
+    name="training_loader_queue_depth",
+    kind="gauge",
+    help="Batches that the loader's workers had ready when training asked for the latest one.",
+)
+LOADER_WORKERS = Metric(
+    name="training_loader_workers",
+    kind="gauge",
+    help="Worker processes of the training loader; 0: training produces its batches itself.",
 )
 PHASE_IN_PROGRESS = Metric(
     name="training_phase_in_progress_seconds",
@@ -147,6 +178,67 @@ DELAY_CAUSED = Metric(
     "until it was, by the phase in which it exceeded the median most.",
     labels=(*PER_RANK, "shard", "phase"),
 )
+GC_PAUSE_SECONDS = Metric(
+    name="training_gc_pause_seconds_total",
+    kind="counter",
+    help="Time for which garbage collection held the rank's process up.",
+)
+PROCESS_CPU_SECONDS = Metric(
+    name="training_process_cpu_seconds_total",
+    kind="counter",
+    help="CPU time of the rank's process since it began, and of its workers: the processes it started, such as loader "
+    "workers, also those that have ended.",
+    labels=(*PER_RANK, "process"),
+)
+PROCESS_CPUS_ALLOWED = Metric(
+    name="training_process_cpus_allowed",
+    kind="gauge",
+    help="CPUs that the rank's process, or all its workers together, may keep busy: those they may run on, or the "
+    "limit of their container where that is less.",
+    labels=(*PER_RANK, "process"),
+)
+HOST_CPU_UTILIZATION = Metric(
+    name="training_host_cpu_utilization_ratio",
+    kind="gauge",
+    help="Share of the host's CPU time of the last ten seconds that was not idle, whoever used it.",
+    labels=("host",),
+)
+HOST_CPU_PRESSURE = Metric(
+    name="training_host_cpu_pressure_ratio",
+    kind="gauge",
+    help="Share of the last ten seconds in which some task of the host was ready to run and had no CPU.",
+    labels=("host",),
+)
+STORAGE_READ_SECONDS = Metric(
+    name="training_storage_read_seconds_total",
+    kind="counter",
+    help="Time that reads of the host took, added up over reads, by disk or NFS export.",
+    labels=("host", "device"),
+)
+STORAGE_READS = Metric(
+    name="training_storage_reads_total",
+    kind="counter",
+    help="Reads of the host that completed, by disk or NFS export.",
+    labels=("host", "device"),
+)
+DEVICE_ACTIVE_SECONDS = Metric(
+    name="training_device_active_seconds_total",
+    kind="counter",
+    help="Time in which a kernel ran on the GPU, while the agent watched. Empty rank: none is known to use it alone.",
+    labels=(*PER_RANK, "device"),
+)
+DEVICE_UTILIZATION = Metric(
+    name="training_device_utilization_ratio",
+    kind="gauge",
+    help="Share of the last second or less in which a kernel ran on the GPU.",
+    labels=(*PER_RANK, "device"),
+)
+DEVICE_MEMORY_USED = Metric(
+    name="training_device_memory_used_bytes",
+    kind="gauge",
+    help="Memory of the GPU that is in use, by whomever.",
+    labels=(*PER_RANK, "device"),
+)
 RECORDING_SECONDS = Metric(
     name="training_exporter_recording_seconds_total",
     kind="counter",
@@ -182,8 +274,34 @@ BUILD_INFO = Metric(
     labels=("host", "version"),
 )
 
+STEP_ALIGNED: tuple[Metric, ...] = (
+    ALIGNED_STEPS,
+    ALIGNED_RANKS,
+    EXPOSED_WAIT,
+    STEP_SKEW,
+    LAST_RANK_STEPS,
+    DELAY_CAUSED,
+)
+"""What the agent beside rank 0 publishes once it compares the ranks of a run step by step."""
+
+HOST_EVIDENCE: tuple[Metric, ...] = (
+    PROCESS_CPU_SECONDS,
+    PROCESS_CPUS_ALLOWED,
+    HOST_CPU_UTILIZATION,
+    HOST_CPU_PRESSURE,
+    STORAGE_READ_SECONDS,
+    STORAGE_READS,
+    DEVICE_ACTIVE_SECONDS,
+    DEVICE_UTILIZATION,
+    DEVICE_MEMORY_USED,
+)
+"""What the agent finds on the host itself, as far as the host has it."""
+
 METRICS: tuple[Metric, ...] = (
     PHASE_DURATION,
+    BATCH_PRODUCTION,
+    LOADER_QUEUE_DEPTH,
+    LOADER_WORKERS,
     PHASE_IN_PROGRESS,
     STEPS,
     SAMPLES,
@@ -195,12 +313,9 @@ METRICS: tuple[Metric, ...] = (
     RANK_INFO,
     WORLD_SIZE,
     SKEW_BUDGET,
-    ALIGNED_STEPS,
-    ALIGNED_RANKS,
-    EXPOSED_WAIT,
-    STEP_SKEW,
-    LAST_RANK_STEPS,
-    DELAY_CAUSED,
+    *STEP_ALIGNED,
+    GC_PAUSE_SECONDS,
+    *HOST_EVIDENCE,
     RECORDING_SECONDS,
     ERRORS,
     SHARDS_DROPPED,

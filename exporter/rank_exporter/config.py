@@ -21,9 +21,14 @@ DEFAULT_PORT: Final = 10911
 PORTS_TRIED: Final = 17
 """The port asked for, and the next sixteen where a stranger holds it."""
 
+DEFAULT_STEP_LOG_BYTES: Final = 1 << 30
+
 _PREFIX: Final = "RANK_EXPORTER_"
 _NAMES: Final = frozenset(
-    {"RUN", "HOST", "DIR", "SERVE", "PORT", "LISTEN_ADDRESS", "LINGER_SECONDS", "FILE_SD_DIR", "SKEW_BUDGET_RATIO"}
+    {
+        *("RUN", "HOST", "DIR", "SERVE", "PORT", "LISTEN_ADDRESS", "LINGER_SECONDS", "FILE_SD_DIR"),
+        *("SKEW_BUDGET_RATIO", "STEP_LOG_DIR", "STEP_LOG_BYTES", "WEB_CONFIG_FILE"),
+    }
 )
 # A Kubernetes Service named rank-exporter puts RANK_EXPORTER_SERVICE_HOST, RANK_EXPORTER_PORT=tcp://… and the like
 # into every pod of its namespace. They are not ours.
@@ -35,7 +40,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentSettings:
-    """What an agent needs. ``linger_seconds`` None: twice the interval at which it is scraped."""
+    """What an agent needs. ``linger_seconds`` None: twice the interval at which it is scraped. ``step_log_dir``: where
+    step records are kept beyond the job, ``step_log_bytes`` of them at most."""
 
     directory: Path
     host: str
@@ -43,6 +49,9 @@ class AgentSettings:
     listen_address: str = ""
     linger_seconds: float | None = None
     file_sd_dir: Path | None = None
+    web_config_file: Path | None = None
+    step_log_dir: Path | None = None
+    step_log_bytes: int = DEFAULT_STEP_LOG_BYTES
     until_idle: bool = False
 
     def __post_init__(self) -> None:
@@ -50,6 +59,10 @@ class AgentSettings:
             raise SettingError(f"port is {self.port}: give 1 to 65535, or 0 for any free port")
         if self.linger_seconds is not None and not 0 <= self.linger_seconds <= 3600:
             raise SettingError(f"linger_seconds is {self.linger_seconds:g}: give 0 to 3600")
+        if self.web_config_file is not None and not self.web_config_file.is_file():
+            raise SettingError(f"web_config_file is {self.web_config_file}, and there is no such file: give its path")
+        if self.step_log_bytes < 1:
+            raise SettingError(f"step_log_bytes is {self.step_log_bytes}: give a number of bytes above 0")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +130,9 @@ def agent_settings(
     listen_address: str | None = None,
     linger_seconds: float | None = None,
     file_sd_dir: str | os.PathLike[str] | None = None,
+    web_config_file: str | os.PathLike[str] | None = None,
+    step_log_dir: str | os.PathLike[str] | None = None,
+    step_log_bytes: int | None = None,
     until_idle: bool = False,
 ) -> AgentSettings:
     """Settings of an agent: each from its argument, else RANK_EXPORTER_*, else the default. Raises SettingError."""
@@ -124,6 +140,8 @@ def agent_settings(
     own = _own_variables(environ)
     chosen = directory or own.get("DIR")
     file_sd = file_sd_dir or own.get("FILE_SD_DIR")
+    web_config = web_config_file or own.get("WEB_CONFIG_FILE")
+    step_log = step_log_dir or own.get("STEP_LOG_DIR")
     return AgentSettings(
         directory=Path(chosen) if chosen else default_directory(),
         host=host or own.get("HOST") or environ.get("NODE_NAME") or socket.gethostname(),
@@ -131,6 +149,9 @@ def agent_settings(
         listen_address=_value(listen_address, own, "LISTEN_ADDRESS", str, ""),
         linger_seconds=_value(linger_seconds, own, "LINGER_SECONDS", float, None),
         file_sd_dir=Path(file_sd) if file_sd else None,
+        web_config_file=Path(web_config) if web_config else None,
+        step_log_dir=Path(step_log) if step_log else None,
+        step_log_bytes=_value(step_log_bytes, own, "STEP_LOG_BYTES", int, DEFAULT_STEP_LOG_BYTES),
         until_idle=until_idle,
     )
 
@@ -149,6 +170,8 @@ def settings(
     listen_address: str | None = None,
     linger_seconds: float | None = None,
     file_sd_dir: str | os.PathLike[str] | None = None,
+    step_log_dir: str | os.PathLike[str] | None = None,
+    step_log_bytes: int | None = None,
     skew_budget_ratio: float | None = None,
 ) -> Settings:
     """Settings of a training process: each from its argument, else from RANK_EXPORTER_*, else from the launcher's
@@ -163,6 +186,8 @@ def settings(
         listen_address=listen_address,
         linger_seconds=linger_seconds,
         file_sd_dir=file_sd_dir,
+        step_log_dir=step_log_dir,
+        step_log_bytes=step_log_bytes,
         until_idle=True,
     )
     return Settings(

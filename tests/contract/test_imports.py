@@ -22,8 +22,8 @@ LEVELS = (
     {"timeline", "lateness"},
     {"segment"},
     {"instrument", "agent", "analysis", "rulepack"},
-    {"demo", "doctor"},
-    {"cli"},
+    {"demo", "doctor", "launcher"},
+    {"cli", "__main__"},
 )
 TORCH = {"instrument/data.py", "instrument/model.py", "instrument/optimizer.py", "demo/train.py"}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))

@@ -65,9 +65,9 @@ def test_layout_is_what_version_1_says() -> None:
     assert layout.WORDS_OFFSET == 64
     assert layout.IDENTITY_OFFSET == 576
     assert layout.HISTOGRAMS_OFFSET == 6720
-    assert layout.RING_OFFSET == 6720 + 28 * 995 * 8
+    assert layout.RING_OFFSET == 6720 + 46 * 995 * 8
     assert layout.STEP_RECORD.size == STEP_DTYPE.itemsize == 144
-    assert layout.SIZE == 6720 + 28 * 995 * 8 + 4096 * 144
+    assert layout.SIZE == 6720 + 46 * 995 * 8 + 4096 * 144
 
 
 def test_reader_gets_what_was_committed(writer: SegmentWriter, reader: SegmentReader, clock: Clock) -> None:

@@ -1,22 +1,27 @@
 """Times a DataLoader at its innermost iterator, leaving the training loop as it is.
 
-The loader and its iterator are given subclasses of their own classes: they stay what they were to everybody else,
-and no other loader is touched.
+The loader and its iterators are given subclasses of their own classes: they stay what they were to everybody else, and
+no other loader is touched. A loader of torch's is timed where it makes its iterator, beneath whatever a subclass of it
+adds around that, such as looking one batch ahead; anything else, where it is iterated over.
 """
 
 from __future__ import annotations
 
 import copyreg
+import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any, Final
 
 import torch
+from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from ..errors import SettingError
 from ..phases import Phase
+from .production import Produced, TimedWorker
 from .recorder import Recorder
+from .shard import shard_of_batch, shard_of_dataset
 
 __all__ = ["watch_loader"]
 
@@ -24,43 +29,66 @@ _TIMED: Final = "_rank_exporter_timed"
 
 
 class _Fetches:
-    """Times the fetches of one iterator: the first of an epoch apart, the one that finds it exhausted not at all."""
+    """Times the fetches of one iterator: the first of an epoch apart, the one that finds it exhausted not at all.
 
-    __slots__ = ("_first", "_recorder")
+    ``ready`` tells how many batches the workers have ready, where there are workers.
+    """
 
-    def __init__(self, recorder: Recorder) -> None:
+    __slots__ = ("_ready", "_recorder", "_workers", "first")
+
+    def __init__(self, recorder: Recorder, iterator: Any) -> None:
         self._recorder = recorder
-        self._first = True
+        self._workers = getattr(iterator, "_num_workers", 0)
+        self._ready: Callable[[], int] | None = iterator._data_queue.qsize if self._workers else None
+        self.first = True
 
     def time(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
         recorder = self._recorder
         if recorder.is_elsewhere():
-            return fetch(*arguments)
+            batch = fetch(*arguments)
+            return batch.batch if type(batch) is Produced else batch
+        timeline = recorder.timeline
         if not torch.is_grad_enabled():
             phase = Phase.EVAL
-        elif self._first:
+        elif self.first:
             # The loop has moved on already, when it asked for this iterator.
             phase = Phase.FIRST_BATCH
         else:
             phase = Phase.INPUT_READY
             recorder.advance()
-        self._first = False
-        recorder.timeline.enter(phase)
+            if self._ready is not None:
+                recorder.writer.set_loader(workers=self._workers, ready=self._ready())
+        self.first = False
+        timeline.enter(phase)
         try:
             batch = fetch(*arguments)
         except StopIteration:
             # The end of an epoch is no input. What it takes belongs to turning the epoch.
-            if recorder.timeline.phase == phase:
+            if timeline.phase == phase != Phase.EVAL:
                 phase = Phase.FIRST_BATCH
-                recorder.timeline.become(phase)
+                timeline.become(phase)
                 recorder.writer.count_epoch()
-            recorder.timeline.leave(phase)
+            timeline.leave(phase)
             raise
         except BaseException:
-            recorder.timeline.leave(phase)
+            timeline.leave(phase)
             raise
-        recorder.timeline.leave(phase)
-        recorder.has_input = phase != Phase.EVAL
+        timeline.leave(phase)
+        return self._taken(batch) if phase != Phase.EVAL else batch.batch if type(batch) is Produced else batch
+
+    def _taken(self, batch: Any) -> Any:
+        recorder = self._recorder
+        recorder.has_input = True
+        ns = 0
+        if type(batch) is Produced:
+            batch, ns = batch.batch, batch.ns
+        try:
+            if not recorder.shard_is_given and (shard := shard_of_batch(batch)) is not None:
+                recorder.writer.set_shard(shard)
+            if ns:
+                recorder.writer.observe_production(ns)
+        except Exception as error:  # noqa: BLE001 - see Recorder.fault
+            recorder.fault("hook", error)
         return batch
 
 
@@ -69,9 +97,9 @@ class _TimedIterator:
 
     __slots__ = ("_fetches", "_inner")
 
-    def __init__(self, inner: Iterator[Any], fetches: _Fetches) -> None:
+    def __init__(self, inner: Iterator[Any], recorder: Recorder) -> None:
         self._inner = inner
-        self._fetches = fetches
+        self._fetches = _Fetches(recorder, None)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -85,35 +113,69 @@ def _timed_iterator_class(kind: Any) -> Any:
     def __next__(self: Any) -> Any:  # noqa: N807 - becomes a method
         return self._rank_exporter_fetches.time(kind.__next__, self)
 
-    return type(kind.__name__, (kind,), {"__next__": __next__, "__module__": kind.__module__, _TIMED: True})
+    def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
+        # Workers that are kept for the next epoch.
+        recorder = self._rank_exporter_fetches._recorder
+        with _building(recorder):
+            kind._reset(self, *args, **kwargs)
+        self._rank_exporter_fetches.first = True
+
+    return type(
+        kind.__name__, (kind,), {"__next__": __next__, "_reset": _reset, "__module__": kind.__module__, _TIMED: True}
+    )
 
 
-def _timed(iterator: Any, recorder: Recorder) -> Iterator[Any]:
-    fetches = _Fetches(recorder)
-    if not isinstance(iterator, _BaseDataLoaderIter):
-        return _TimedIterator(iterator, fetches)
-    iterator._rank_exporter_fetches = fetches  # type: ignore[attr-defined]
-    # A loader with persistent workers hands out the same iterator again, timed already.
-    if not hasattr(iterator, _TIMED):
-        kind: Any = type(iterator)
-        iterator.__class__ = _timed_iterator_class(kind)
-    return iterator
+class _building:  # noqa: N801 - used like a function
+    """The loop asks for an iterator: the step is over, and what follows is none until the first batch is there."""
 
+    __slots__ = ("_phase", "_recorder")
 
-def _timed_loader_class(kind: Any, recorder: Recorder) -> Any:
-    def __iter__(self: Any) -> Any:  # noqa: N807 - becomes a method
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder = recorder
+        self._phase: Phase | None = None
+
+    def __enter__(self) -> None:
+        recorder = self._recorder
         if recorder.is_elsewhere():
-            return kind.__iter__(self)
-        phase = Phase.EVAL
+            return
+        self._phase = Phase.EVAL
         if torch.is_grad_enabled():
-            phase = Phase.FIRST_BATCH
+            self._phase = Phase.FIRST_BATCH
             recorder.advance()
-        recorder.timeline.enter(phase)
-        try:
-            return _timed(kind.__iter__(self), recorder)
-        finally:
-            recorder.timeline.leave(phase)
+        recorder.timeline.enter(self._phase)
 
+    def __exit__(self, *_error: object) -> None:
+        if self._phase is not None:
+            self._recorder.timeline.leave(self._phase)
+
+
+def _timed_methods(kind: Any, recorder: Recorder) -> dict[str, Any]:
+    def __iter__(self: Any) -> Any:  # noqa: N807 - becomes a method
+        with _building(recorder):
+            return _TimedIterator(kind.__iter__(self), recorder)
+
+    def _get_iterator(self: Any) -> Any:
+        initialise = self.worker_init_fn
+        with _building(recorder):
+            if self.num_workers:
+                self.worker_init_fn = TimedWorker(initialise)
+            try:
+                iterator = kind._get_iterator(self)
+            finally:
+                self.worker_init_fn = initialise
+            if not isinstance(iterator, _BaseDataLoaderIter):
+                return _TimedIterator(iterator, recorder)
+            own: Any = type(iterator)
+            iterator._rank_exporter_fetches = _Fetches(recorder, iterator)  # type: ignore[attr-defined]
+            if not hasattr(iterator, _TIMED):
+                iterator.__class__ = _timed_iterator_class(own)
+            return iterator
+
+    return {"_get_iterator": _get_iterator} if issubclass(kind, DataLoader) else {"__iter__": __iter__}
+
+
+@cache
+def _timed_class(kind: Any, recorder: Recorder) -> Any:
     def __reduce_ex__(self: Any, protocol: int) -> Any:  # noqa: N807 - becomes a method
         # A copy, here or in another process, is an ordinary loader again.
         make, arguments, *state = kind.__reduce_ex__(self, protocol)
@@ -121,17 +183,14 @@ def _timed_loader_class(kind: Any, recorder: Recorder) -> Any:
             return copyreg._reconstructor, (kind, object, None), *state  # type: ignore[attr-defined]
         return make, tuple(kind if part is type(self) else part for part in arguments), *state
 
-    return type(
-        kind.__name__,
-        (kind,),
-        {"__iter__": __iter__, "__reduce_ex__": __reduce_ex__, "__module__": kind.__module__},
-    )
+    methods = {**_timed_methods(kind, recorder), "__reduce_ex__": __reduce_ex__, "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), methods)
 
 
 def watch_loader(loader: Any, recorder: Recorder) -> Callable[[], None]:
     """Time every iteration over ``loader``. Returns what undoes it. Raises SettingError where that cannot be done."""
-    kind = type(loader)
-    timed = _timed_loader_class(kind, recorder) if hasattr(kind, "__iter__") else None
+    kind: Any = type(loader)
+    timed = _timed_class(kind, recorder) if hasattr(kind, "__iter__") else None
     try:
         if timed is None:
             raise TypeError("it has no __iter__")
@@ -142,9 +201,16 @@ def watch_loader(loader: Any, recorder: Recorder) -> Callable[[], None]:
             "write `for batch in exporter.steps(loader)` instead"
         ) from None
 
+    watched = weakref.ref(loader)
+
     def undo() -> None:
-        if type(loader) is timed:
-            loader.__class__ = kind
+        found = watched()
+        if found is not None and type(found) is timed:
+            found.__class__ = kind
 
     recorder.moves_on_at_forward = False
+    workers = getattr(loader, "num_workers", 0)
+    recorder.writer.set_loader(workers=workers, ready=0)
+    if not recorder.shard_is_given:
+        recorder.writer.set_shard(shard_of_dataset(loader) or recorder.default_shard)
     return undo

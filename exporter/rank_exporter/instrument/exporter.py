@@ -6,6 +6,7 @@ import atexit
 import operator
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -18,7 +19,9 @@ from ..phases import Phase
 from ..segment.discovery import prepare
 from ..segment.writer import SegmentWriter
 from . import loop
+from .gc import watch_gc
 from .keeper import AgentKeeper
+from .peers import PeerExchange
 from .recorder import Recorder, log
 
 if TYPE_CHECKING:
@@ -55,15 +58,21 @@ class Exporter:
         except SegmentError as error:
             log.warning("rank %d is not recorded: %s", rank, error)
             writer = SegmentWriter.private()
-        self._recorder = Recorder(writer, rank=rank)
+        self._recorder = Recorder(writer, rank=rank, default_shard=f"{rank}/{settings.identity.world_size}")
         self._spans = {name: loop.Span(self._recorder.timeline, phase) for name, phase in _PHASES.items()}
-        self._undo: list[Callable[[], None]] = []
-        self._watched: set[int] = set()
+        self._undo: list[Callable[[], None]] = [watch_gc(writer)]
+        self._watched: list[tuple[weakref.ref[Any], Callable[[], None]]] = []
         self._keeper: AgentKeeper | None = None
         if settings.serve == "auto" and writer.path is not None:
             # One for the life of the process: its thread cannot be ended while an agent lives.
             self._keeper = _keepers.setdefault(settings.agent, AgentKeeper(settings.agent, _agent_fault))
             self._keeper.start()
+        self._exchange: PeerExchange | None = None
+        if settings.identity.world_size > 1 and writer.path is not None:
+            self._exchange = PeerExchange(
+                settings.identity, writer.path, told=writer.set_generation, fault=_peers_fault
+            )
+            self._exchange.start()
 
     @property
     def identity(self) -> Identity:
@@ -95,10 +104,11 @@ class Exporter:
             todo += [(one, watch_optimizer) for one in several]
         if dataloader is not None:
             todo.append((dataloader, watch_loader))
+        self._watched = [(known, undo) for known, undo in self._watched if known() is not None]
         for watched, hook in todo:
-            if id(watched) not in self._watched:
-                self._undo.append(hook(watched, self._recorder))
-                self._watched.add(id(watched))
+            if not any(known() is watched for known, _ in self._watched):
+                undo = hook(watched, self._recorder)
+                self._watched.append((weakref.ref(watched), undo))
 
     def steps(self, batches: Iterable[T], *, accumulate: int = 1) -> Iterator[T]:
         """Iterate over batches, timing each fetch; a step is ``accumulate`` batches and what is done with them.
@@ -124,8 +134,13 @@ class Exporter:
         return span
 
     def set_shard(self, shard: object) -> None:
-        """Name the data shard that input is read from, from now on; None: no shard."""
+        """Name the data shard that input is read from, from now on; None: no shard.
+
+        Without it, a watched loader's batches are asked (``__url__`` or ``shard`` in a mapping), then its dataset
+        (``dataset.shard``); else the shard is "rank/world size".
+        """
         try:
+            self._recorder.shard_is_given = True
             self._recorder.writer.set_shard(shard)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("shard", error)
@@ -148,9 +163,12 @@ class Exporter:
         global _running  # noqa: PLW0603
         if self._keeper is not None:
             self._keeper.stop()
+        if self._exchange is not None:
+            self._exchange.stop()
+        while self._watched:
+            self._watched.pop()[1]()
         while self._undo:
             self._undo.pop()()
-        self._watched.clear()
         self._recorder.close()
         if _running is self:
             _running = None
@@ -166,6 +184,7 @@ def start(**settings: Any) -> Exporter:
     - directory (variable ..._DIR): where segments live, /dev/shm/rank-exporter-<uid>
     - serve: "auto" starts one agent per host, "off" leaves serving to a sidecar
     - port 10911, listen_address all, linger_seconds twice the scrape interval, file_sd_dir none: the agent's
+    - step_log_dir none, step_log_bytes 1 GiB: where it keeps the raw records of all steps, and how many at most
     - skew_budget_ratio 0.10: tolerated skew as a share of the median step time
 
     Raises SettingError in one line for a setting that is wrong, or that differs from those of the running exporter.
@@ -184,6 +203,11 @@ def start(**settings: Any) -> Exporter:
 def _agent_fault(error: str) -> None:
     if _running is not None:
         _running._recorder.fault("agent", error)
+
+
+def _peers_fault(error: str) -> None:
+    if _running is not None:
+        _running._recorder.fault("peers", error)
 
 
 def _forget_in_child() -> None:

@@ -120,6 +120,11 @@ class AgentKeeper:
             command += ["--linger-seconds", f"{settings.linger_seconds:g}"]
         if settings.file_sd_dir is not None:
             command += ["--file-sd-dir", str(settings.file_sd_dir.absolute())]
+        if settings.web_config_file is not None:
+            command += ["--web-config-file", str(settings.web_config_file.absolute())]
+        if settings.step_log_dir is not None:
+            command += ["--step-log-dir", str(settings.step_log_dir.absolute())]
+            command += ["--step-log-bytes", str(settings.step_log_bytes)]
         return command
 
 

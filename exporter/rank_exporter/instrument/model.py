@@ -12,6 +12,7 @@ model in place, is timed from outside instead.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from typing import Any, Final
@@ -72,8 +73,9 @@ class _ModelHooks:
     def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._timeline = recorder.timeline
-        self.distributed = model if isinstance(model, DistributedDataParallel) else None
+        self._distributed = weakref.ref(model) if isinstance(model, DistributedDataParallel) else None
         self._undo: list[Callable[[], None]] = []
+        self._followed = True
         self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
     def before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
@@ -117,7 +119,10 @@ class _ModelHooks:
     def last_gradient_ready(self) -> None:
         try:
             self._timeline.leave(Phase.BACKWARD)
-            if self.distributed is not None and self.distributed.require_backward_grad_sync:
+            if self._distributed is None:
+                return
+            model = self._distributed()
+            if model is not None and model.require_backward_grad_sync:
                 self._queue(self.gradients_reduced)
                 self._timeline.enter(Phase.COLLECTIVE_WAIT)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
@@ -128,6 +133,8 @@ class _ModelHooks:
 
     def register(self, model: torch.nn.Module) -> None:
         """Hook the model, or what torch.compile returned for it."""
+        if not self._followed:
+            return
         self._undo += [
             model.register_forward_pre_hook(_Hook(self.before_forward)).remove,
             model.register_forward_hook(_Hook(self.after_forward), always_call=True).remove,
@@ -137,26 +144,32 @@ class _ModelHooks:
 
     def compiled_in_place(self, model: torch.nn.Module) -> None:
         """Time a model whose call was replaced by a compiled one, within which its hooks are traced."""
+        if not self._followed:
+            return
         compiled: Any = model._compiled_call_impl
+        watched = weakref.ref(model)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            self.before_forward(model, args)
+            own: Any = watched()
+            self.before_forward(own, args)
             output = None
             try:
                 output = compiled(*args, **kwargs)
             finally:
-                self.after_forward(model, args, output)
+                self.after_forward(own, args, output)
             return output
 
         def undo() -> None:
-            if model._compiled_call_impl is timed:
-                model._compiled_call_impl = compiled
+            own = watched()
+            if own is not None and own._compiled_call_impl is timed:
+                own._compiled_call_impl = compiled
 
         model._compiled_call_impl = timed
         self._undo.append(undo)
 
     def remove(self) -> None:
-        """Take every hook out again."""
+        """Take every hook out again, and follow the model no longer."""
+        self._followed = False
         while self._undo:
             self._undo.pop()()
 
@@ -195,15 +208,10 @@ def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
     hooks = _watched[model] = _ModelHooks(model, recorder)
     hooks.register(model)
     facts = {"framework": f"torch {torch.__version__}", "device": _device(model)}
-    if hooks.distributed is not None and torch.distributed.is_initialized():
-        facts["backend"] = str(torch.distributed.get_backend(hooks.distributed.process_group))
+    if isinstance(model, DistributedDataParallel) and torch.distributed.is_initialized():
+        facts["backend"] = str(torch.distributed.get_backend(model.process_group))
     recorder.tell(**facts)
-
-    def undo() -> None:
-        _watched.pop(model, None)
-        hooks.remove()
-
-    return undo
+    return hooks.remove
 
 
 def _device(model: torch.nn.Module) -> str:

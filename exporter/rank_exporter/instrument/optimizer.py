@@ -7,6 +7,7 @@ ends all the same, and what was left out is counted.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -71,8 +72,10 @@ def watch_optimizer(optimizer: Any, recorder: Recorder) -> Callable[[], None]:
     hooks = _watched[optimizer] = _OptimizerHooks(recorder)
     handles = (optimizer.register_step_pre_hook(hooks.before), optimizer.register_step_post_hook(hooks.after))
 
+    watched = weakref.ref(optimizer)
+
     def undo() -> None:
-        _watched.pop(optimizer, None)
+        _watched.pop(watched(), None)
         for handle in handles:
             handle.remove()
 

@@ -19,28 +19,33 @@ class Recorder:
 
     ``moves_on_at_forward``: no loader is watched, so that a forward after an optimizer begins the next step.
     ``optimizer_is_watched``: without one, each batch, or each forward without a loader, is a step of its own;
-    ``has_input`` tells whether there was one since the loop last moved on.
+    ``has_input`` tells whether there was one since the loop last moved on. ``shard_is_given``: the user names shards,
+    so that none is looked for; ``default_shard`` stands for a loader that names none.
     """
 
     __slots__ = (
         "_warned",
+        "default_shard",
         "facts",
         "has_input",
         "moves_on_at_forward",
         "optimizer_is_watched",
         "rank",
+        "shard_is_given",
         "thread",
         "timeline",
         "writer",
     )
 
-    def __init__(self, writer: SegmentWriter, *, rank: int) -> None:
+    def __init__(self, writer: SegmentWriter, *, rank: int, default_shard: str | None = None) -> None:
         self.writer = writer
         self.rank = rank
         self.thread = threading.get_ident()
         self.moves_on_at_forward = True
         self.optimizer_is_watched = False
         self.has_input = False
+        self.default_shard = default_shard
+        self.shard_is_given = False
         self.facts = {"clock": "host"}
         self._warned: set[str] = set()
         self.timeline = Timeline(self._commit, live=writer.words, live_index=writer.phase_word)

@@ -6,12 +6,13 @@ at a multiple of eight, so that each word is written by one store.
 ======================  ===========================================================================
 preamble, 64 bytes      magic, layout version, CRC-32 of the identity, size of the file in bytes,
                         length of the identity
-words                   ``Word``: what changes outside a commit (phase, errors, generation) and the
-                        sequence counter and totals that a commit changes
+words                   ``Word``: what changes outside a commit (phase, errors, generation, pauses for
+                        garbage collection) and the sequence counter and totals that a commit
+                        changes
 identity, 2 KiB         JSON, fixed: run, rank, local_rank, world_size, host, pid, pid_start_ticks,
                         started_unix_ns, skew_budget_ratio
-facts, 2 KiB            length and CRC-32, then JSON that may change: device, backend, framework,
-                        clock, group
+facts, 2 KiB            length and CRC-32, then JSON that may change: device, device_uuid, backend,
+                        framework, clock, group
 shard names             SHARD_SLOTS names of SHARD_NAME_BYTES, NUL-padded UTF-8
 histograms              HISTOGRAMS times: sum in ns, then histogram.BUCKETS counts
 ring                    RING_STEPS records of ``STEP_RECORD``: the latest steps
@@ -51,6 +52,7 @@ __all__ = [
     "Word",
     "histogram_slot",
     "pack_phase",
+    "production_slot",
     "unpack_phase",
 ]
 
@@ -95,10 +97,16 @@ class Word(IntEnum):
     """1 once the rank stopped recording of its own accord."""
     GENERATION = 12
     """The same in all ranks of a process group and another one after a restart; 0 until the rank has learnt it."""
+    GC_PAUSE_NS = 13
+    """Time in which garbage collection held the rank up."""
     OPTIMIZER_STEPS_SKIPPED = 14
     EPOCHS = 15
     ERRORS = 16
     """First of len(ERROR_REASONS) counters."""
+    LOADER_QUEUE_DEPTH = 32
+    """Batches that were ready when the training loop asked for the latest one."""
+    LOADER_WORKERS = 33
+    """Workers of the training loader, plus one; 0 where no loader is watched."""
 
 
 WORDS: Final = 64
@@ -110,7 +118,9 @@ SHARD_NAME_BYTES: Final = 128
 HISTOGRAM_WORDS: Final = 1 + BUCKETS
 # input_ready has one histogram per shard slot, one for shard other and one for steps without a shard.
 _INPUT_HISTOGRAMS: Final = SHARD_SLOTS + 2
-HISTOGRAMS: Final = _INPUT_HISTOGRAMS + len(Phase) - 1
+_PHASE_HISTOGRAMS: Final = _INPUT_HISTOGRAMS + len(Phase) - 1
+# The production of batches by loader workers has as many as input_ready.
+HISTOGRAMS: Final = _PHASE_HISTOGRAMS + _INPUT_HISTOGRAMS
 
 STEP_RECORD: Final = struct.Struct(f"=QQII{len(Phase)}Q4Q")
 """step number, its end in Unix ns, shard slot, flags (0), ns per phase in the order of Phase,
@@ -135,6 +145,11 @@ _PHASE_MASK: Final = 0xFF
 def histogram_slot(phase: int, shard_slot: int) -> int:
     """Which histogram counts a phase; ``shard_slot`` matters for input_ready only."""
     return shard_slot if phase == Phase.INPUT_READY else _INPUT_HISTOGRAMS - 1 + phase
+
+
+def production_slot(shard_slot: int) -> int:
+    """Which histogram counts what loader workers took for a batch of this shard."""
+    return _PHASE_HISTOGRAMS + shard_slot
 
 
 def pack_phase(phase: int, since_ns: int) -> int:

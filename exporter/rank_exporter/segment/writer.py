@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final
 
 from ..errors import SegmentError
-from ..histogram import LAST, OFFSET, PER_OCTAVE
+from ..histogram import LAST, OFFSET, PER_OCTAVE, bucket_index
 from ..identity import Identity
 from ..phases import Phase
 from . import layout
@@ -260,10 +260,11 @@ class SegmentWriter:
         self._shard_slots[text] = slot
         self._shard_used[slot] = now
         start = layout.SHARDS_OFFSET + slot * layout.SHARD_NAME_BYTES
-        counts = layout.HISTOGRAMS_OFFSET + slot * layout.HISTOGRAM_WORDS * 8
         self.words[_SEQUENCE] += 1
         self._map[start : start + layout.SHARD_NAME_BYTES] = text.ljust(layout.SHARD_NAME_BYTES, b"\0")
-        self._map[counts : counts + layout.HISTOGRAM_WORDS * 8] = bytes(layout.HISTOGRAM_WORDS * 8)
+        for histogram in (layout.histogram_slot(Phase.INPUT_READY, slot), layout.production_slot(slot)):
+            counts = layout.HISTOGRAMS_OFFSET + histogram * layout.HISTOGRAM_WORDS * 8
+            self._map[counts : counts + layout.HISTOGRAM_WORDS * 8] = bytes(layout.HISTOGRAM_WORDS * 8)
         self.words[_FIRST + Word.FACTS_SEQUENCE] += 1
         self.words[_SEQUENCE] += 1
         return slot
@@ -283,6 +284,20 @@ class SegmentWriter:
     def set_generation(self, generation: int) -> None:
         """Which process group the rank belongs to: 0 < generation < 2**64. Safe on another thread: a single store."""
         self._store(Word.GENERATION, generation)
+
+    def observe_production(self, ns: int) -> None:
+        """One batch that a loader worker took ``ns`` to produce, from the current shard."""
+        words = self.words
+        base = _HISTOGRAMS + layout.production_slot(self._shard) * layout.HISTOGRAM_WORDS
+        words[_SEQUENCE] += 1
+        words[base] += ns
+        words[base + 1 + bucket_index(max(ns, 1))] += 1
+        words[_SEQUENCE] += 1
+
+    def set_loader(self, *, workers: int, ready: int) -> None:
+        """How many workers the training loader has, and how many batches were ready when it was last asked."""
+        self._store(Word.LOADER_WORKERS, workers + 1)
+        self._store(Word.LOADER_QUEUE_DEPTH, ready)
 
     def count_skipped(self) -> None:
         """Count an optimizer step that a gradient scaler left out."""

@@ -1,0 +1,211 @@
+"""``python -m rank_exporter script``: recorded without a word in the script, which runs as if it were alone."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from rank_exporter.phases import Phase
+from rank_exporter.segment.discovery import segment_files
+from rank_exporter.segment.reader import SegmentReader
+
+SCRIPT = """
+import multiprocessing, os, sys
+print(__name__, __file__, sys.argv, sys.path[0], __package__)
+what = sys.argv[1]
+if what == "raises":
+    def inner():
+        raise ValueError("no such data")
+    inner()
+elif what == "exits":
+    sys.exit(3)
+elif what == "says":
+    sys.exit("gave up")
+elif what == "forks":
+    child = os.fork()
+    if child == 0:
+        print("child", flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+elif what == "dies":
+    sys.stdout.flush()
+    os.kill(os.getpid(), 9)
+elif what == "interrupts":
+    raise KeyboardInterrupt
+elif what == "imports":
+    import neighbour
+    print(neighbour.__name__, sys.modules["__main__"].what)
+elif what == "spawns":
+    def work(queue):
+        queue.put(42)
+    if __name__ == "__main__":
+        context = multiprocessing.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=work, args=(queue,))
+        process.start()
+        print(queue.get())
+        process.join()
+elif what == "chains":
+    try:
+        1 / 0
+    except ZeroDivisionError as error:
+        raise RuntimeError("after that") from error
+elif what == "late":
+    import atexit
+    atexit.register(lambda: print("at exit", what))
+"""
+
+TRAINING = """
+import os, sys, torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+dist.init_process_group("gloo")
+model = DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.Adam(model.parameters())
+rows = TensorDataset(torch.randn(64, 8))
+for epoch in range(2):
+    for (batch,) in DataLoader(rows, batch_size=8, sampler=DistributedSampler(rows)):
+        model(batch).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.eval()
+    with torch.no_grad():
+        for (batch,) in DataLoader(rows, batch_size=8):
+            model(batch)
+    model.train()
+dist.barrier()
+dist.destroy_process_group()
+"""
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    (tmp_path / "neighbour.py").touch()
+    (tmp_path / "script.py").write_text(SCRIPT)
+    package = tmp_path / "package"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "__main__.py").write_text(SCRIPT)
+    (package / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def run(directory: Path, *command: str) -> tuple[int, str, str]:
+    environ = {**os.environ, "RANK_EXPORTER_DIR": str(directory / "segments"), "RANK_EXPORTER_SERVE": "off"}
+    done = subprocess.run(
+        [sys.executable, *command], cwd=directory, env=environ, capture_output=True, text=True, timeout=120, check=False
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+BY_PATH = ("script.py",)
+ELSEWHERE = ("./package/train.py",)
+AS_MODULE = ("-m", "package.train")
+AS_PACKAGE = ("-m", "package")
+ENDS = ("plain", "raises", "exits", "says", "forks", "dies", "interrupts", "imports", "spawns", "chains", "late")
+
+
+@pytest.mark.parametrize(
+    ("how", "what"),
+    [
+        *((BY_PATH, what) for what in ENDS),
+        *((ELSEWHERE, what) for what in ("plain", "raises", "imports")),
+        *((AS_MODULE, what) for what in ("plain", "raises", "exits", "spawns")),
+        *((AS_PACKAGE, what) for what in ("plain", "raises")),
+    ],
+)
+def test_script_runs_as_without(directory: Path, how: tuple[str, ...], what: str) -> None:
+    """Exit code, output and traceback are those of the script alone, run by path, as a module or as a package."""
+    if how == ELSEWHERE:
+        (directory / "package" / "neighbour.py").touch()
+    code, output, errors = run(directory, *how, what, "--flag")
+    # With -m Python names the two frames of its own that run the module.
+    errors = "".join(line for line in errors.splitlines(keepends=True) if "runpy" not in line)
+    assert run(directory, "-m", "rank_exporter", *how, what, "--flag") == (code, output, errors)
+
+
+def test_interrupt_ends_the_process_by_its_signal(directory: Path) -> None:
+    """A parent sees what it would see of Python itself."""
+    code, _, errors = run(directory, "-m", "rank_exporter", "script.py", "interrupts")
+    assert code == -signal.SIGINT
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "there is no script in []: usage: python -m rank_exporter [-m MODULE | SCRIPT] [ARGUMENT ...]"),
+        (["missing.py"], "script 'missing.py' is no file: usage: "),
+        (["-m", "no.such.module"], "module 'no.such.module' cannot be run: give the name of a module"),
+        (["--help"], "there is no script in ['--help']: usage: "),
+    ],
+)
+def test_nothing_to_run_is_told_in_one_line(directory: Path, arguments: list[str], said: str) -> None:
+    """A mistake in the command line fails before anything is started."""
+    code, output, errors = run(directory, "-m", "rank_exporter", *arguments)
+    assert (code, output) == (1, "")
+    assert errors.startswith(f"rank-exporter: {said}")
+    assert errors.count("\n") == 1
+    assert not segment_files(directory / "segments")
+
+
+def test_wrong_setting_stops_the_job_before_the_script(directory: Path) -> None:
+    """The script has not begun when a setting is refused."""
+    environ = {**os.environ, "RANK_EXPORTER_PROT": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "rank_exporter", "script.py", "plain"],
+        cwd=directory,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("rank-exporter: RANK_EXPORTER_PROT is set to '1', but there is no such setting")
+
+
+def test_torch_is_loaded_when_the_script_loads_it(directory: Path) -> None:
+    """What a script sets before it imports torch is seen by torch."""
+    (directory / "script.py").write_text(
+        "import os, sys\nassert 'torch' not in sys.modules\nos.environ['OMP_NUM_THREADS'] = '1'\n"
+        "import torch\nprint(torch.get_num_threads())\n"
+    )
+    assert run(directory, "-m", "rank_exporter", "script.py") == (0, "1\n", "")
+
+
+def test_script_that_knows_the_exporter_joins_in(directory: Path) -> None:
+    """Start within a launched script returns the exporter that is running."""
+    (directory / "script.py").write_text(
+        "import rank_exporter\nexporter = rank_exporter.start()\nlist(exporter.steps(range(3)))\n"
+    )
+    assert run(directory, "-m", "rank_exporter", "script.py") == (0, "", "")
+    [path] = segment_files(directory / "segments")
+    reader = SegmentReader(path)
+    assert len(reader.steps()) == 3
+    reader.close()
+
+
+def test_unchanged_training_script_is_recorded_under_torchrun(directory: Path) -> None:
+    """Loader, model and optimizer are watched as they are made; evaluation on a loader of its own stays apart."""
+    (directory / "script.py").write_text(TRAINING)
+    torchrun = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    code, _, errors = run(directory, *torchrun, "-m", "rank_exporter", "script.py")
+    assert code == 0, errors
+    paths = segment_files(directory / "segments")
+    assert len(paths) == 2
+    for path in paths:
+        reader = SegmentReader(path)
+        ns = reader.steps()["ns"]
+        reader.close()
+        assert len(ns) == 8
+        for phase in (Phase.FORWARD, Phase.BACKWARD, Phase.COLLECTIVE_WAIT, Phase.OPTIMIZER):
+            assert (ns[:, phase] > 0).all(), phase
+        assert (ns[:, Phase.INPUT_READY] > 0).tolist() == [False, True, True, True] * 2
+        assert np.flatnonzero(ns[:, Phase.EVAL]).tolist() == [4]
