@@ -33,6 +33,7 @@ _COUNTERS: Final = (
     (catalog.PADDED_SAMPLES, Word.PADDED, 1),
     (catalog.OPTIMIZER_STEPS_SKIPPED, Word.OPTIMIZER_STEPS_SKIPPED, 1),
     (catalog.EPOCHS, Word.EPOCHS, 1),
+    (catalog.GC_PAUSE_SECONDS, Word.GC_PAUSE_NS, 10**9),
     (catalog.RECORDING_SECONDS, Word.RECORDING_NS, 10**9),
     (catalog.SHARDS_DROPPED, Word.SHARDS_DROPPED, 1),
 )
@@ -114,10 +115,15 @@ class Collector:
         if exemplar_seconds is not None:
             exemplars = slowest_inputs(resident.reader.steps(), self._unix_ns() - int(exemplar_seconds * 1e9))
         _add_phases(families, labels, snapshot, exemplars)
+        _add_production(families, labels, snapshot)
         for metric, word, divisor in _COUNTERS:
             families.add(metric, labels, snapshot.word(word) / divisor)
         for number, reason in enumerate(layout.ERROR_REASONS):
             families.add(catalog.ERRORS, (*labels, reason), int(snapshot.words[Word.ERRORS + number]))
+        if workers := snapshot.word(Word.LOADER_WORKERS):
+            families.add(catalog.LOADER_WORKERS, labels, workers - 1)
+            if workers > 1:
+                families.add(catalog.LOADER_QUEUE_DEPTH, labels, snapshot.word(Word.LOADER_QUEUE_DEPTH))
         if last_step := snapshot.word(Word.LAST_STEP_UNIX_NS):
             families.add(catalog.LAST_STEP_TIMESTAMP, labels, last_step / 1e9)
         if resident.live:
@@ -145,6 +151,19 @@ def _add_phases(families: Families, labels: tuple[str, str, str], snapshot: Snap
             shard = snapshot.shard_name(slot) if phase is Phase.INPUT_READY else ""
             total = int(histogram[0]) / 1e9
             families.add_histogram(catalog.PHASE_DURATION, (*labels, phase.label, shard), buckets, total)
+
+
+def _add_production(families: Families, labels: tuple[str, str, str], snapshot: Snapshot) -> None:
+    # Coarse: what counts here is the mean, which comes from sum and count.
+    edges, texts = EDGES[Phase.FIRST_BATCH]
+    for slot in (*range(len(snapshot.shards)), layout.OTHER_SHARD, layout.SHARD_NONE):
+        histogram = snapshot.histograms[layout.production_slot(slot)]
+        counts = cumulative(histogram[1:], edges)
+        if counts[-1]:
+            buckets = _buckets(edges, texts, counts, None)
+            families.add_histogram(
+                catalog.BATCH_PRODUCTION, (*labels, snapshot.shard_name(slot)), buckets, int(histogram[0]) / 1e9
+            )
 
 
 def _buckets(

@@ -26,13 +26,16 @@ class _WrongSettings(click.ClickException):
 @click.option("--listen-address", metavar="ADDRESS", help="Address to listen on.  [default: all interfaces]")
 @click.option("--linger-seconds", type=float, help="How long an ended rank is served.  [default: two scrapes]")
 @click.option("--file-sd-dir", metavar="DIR", help="Directory for a Prometheus file_sd entry, kept while serving.")
+@click.option("--web-config-file", metavar="FILE", help="TLS and users, in the format of Prometheus' exporters.")
+@click.option("--step-log-dir", metavar="DIR", help="Directory for the raw records of all steps, as Parquet files.")
+@click.option("--step-log-bytes", type=int, help="Most bytes of them; the oldest go first.  [default: 1 GiB]")
 @click.option("--until-idle", is_flag=True, help="Leave once no rank is left.")
 @click.option("--detach", is_flag=True, help="Serve from a process of its own, whose parent is left at once.")
 def agent(detach: bool, **given: Any) -> None:
     """Serve the metrics of this host's ranks over HTTP.
 
-    Each setting may also be given as RANK_EXPORTER_DIR, _HOST, _PORT, _LISTEN_ADDRESS, _LINGER_SECONDS or
-    _FILE_SD_DIR. Prints one line once it serves.
+    Each setting may also be given as RANK_EXPORTER_DIR, _HOST, _PORT, _LISTEN_ADDRESS, _LINGER_SECONDS,
+    _FILE_SD_DIR, _WEB_CONFIG_FILE, _STEP_LOG_DIR or _STEP_LOG_BYTES. Prints one line once it serves.
     """
     try:
         settings = agent_settings(**given)
@@ -58,6 +61,8 @@ def _detach(settings: AgentSettings) -> AgentSettings:
         settings,
         directory=settings.directory.absolute(),
         file_sd_dir=settings.file_sd_dir and settings.file_sd_dir.absolute(),
+        web_config_file=settings.web_config_file and settings.web_config_file.absolute(),
+        step_log_dir=settings.step_log_dir and settings.step_log_dir.absolute(),
     )
     if os.fork():
         os._exit(0)

@@ -8,7 +8,7 @@ from typing import Final
 
 __all__ = ["REASONS", "Faults"]
 
-REASONS: Final = ("segment", "duplicate_rank", "scan", "render", "file_sd", "peers", "step_log")
+REASONS: Final = ("segment", "duplicate_rank", "scan", "render", "file_sd", "peers", "step_log", "host")
 """Values of the label ``reason`` for the agent's own faults."""
 
 

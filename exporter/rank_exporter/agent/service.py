@@ -14,14 +14,22 @@ from prometheus_client.exposition import choose_encoder
 from ..config import PORTS_TRIED, AgentSettings
 from ..errors import RankExporterError
 from ..segment import discovery
+from ..segment.roster import AgentAddress, agent_file, rosters
+from ..segment.wire import Answer
+from .aligner import Aligner
 from .collector import Collector
-from .faults import Faults
-from .file_sd import write_entry
+from .families import Families
+from .faults import Faults, warn
+from .file_sd import known_as, write_entry
+from .host.evidence import HostEvidence, Witness
 from .linger import Linger
 from .listener import is_everywhere, listen
 from .lock import take
 from .residence import Residence, Resident
 from .server import run
+from .spool import open_spool
+from .steps import StepsQuery, select
+from .web_config import WebConfigFile
 
 __all__ = ["Service", "UnavailableError", "serve"]
 
@@ -49,6 +57,10 @@ class Service:
         self._linger = Linger(settings.linger_seconds)
         self._residence = Residence(settings.directory, self._linger, self._faults, clock=clock)
         self._collector = Collector(settings.host, self._faults)
+        self.aligner = Aligner(self.steps, self._served, settings.directory, self._faults)
+        self._evidence = HostEvidence(settings.host, self._faults)
+        self._host = settings.host
+        self._spool = open_spool(settings.step_log_dir, settings.host, self._faults, most_bytes=settings.step_log_bytes)
         self._until_idle = settings.until_idle
         self._scan_failed = False
         self._scanned_at = clock()
@@ -57,7 +69,15 @@ class Service:
         """Look for segments that came and went. True once there is nothing more to do here."""
         with self._lock:
             self._scan()
-            return self._until_idle and self._residence.idle()
+            over = self._until_idle and self._residence.idle()
+            ranks = [Witness.of(resident) for resident in self._residence.served]
+            if self._spool is not None:
+                self._spool.gather(self._residence.served)
+        # Without the lock: no scrape waits for it.
+        self._evidence.sample(ranks)
+        if self._spool is not None and self._spool.is_due():
+            self._spool.flush()
+        return over
 
     def _scan(self) -> None:
         try:
@@ -78,14 +98,28 @@ class Service:
         """The exposition in the format that the Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith("application/openmetrics-text")
+        aligned = Families()
+        self.aligner.render(aligned)
         with self._lock:
             began = time.perf_counter()
             self._linger.observe(self._clock())
             self._scan()
             reach = self._linger.two_scrapes if openmetrics else None
-            body = encode(self._collector.collect(self._residence.served, exemplar_seconds=reach))
+            families = self._collector.collect(self._residence.served, exemplar_seconds=reach)
+            families.update(aligned)
+            self._evidence.add_to(families)
+            body = encode(families)
             self._collector.scrape_seconds += time.perf_counter() - began
         return body, content_type
+
+    def steps(self, query: StepsQuery) -> Answer:
+        """Step records of the segments as of the last scan."""
+        with self._lock:
+            return select(self._residence.served, query, agent=self._host)
+
+    def _served(self) -> list[Resident]:
+        with self._lock:
+            return list(self._residence.served)
 
     def ranks(self) -> list[Resident]:
         """The segments on show, by run and rank."""
@@ -95,8 +129,13 @@ class Service:
 
     def close(self) -> None:
         """Clear up after dead ranks."""
+        self._evidence.close()
         with self._lock:
+            if self._spool is not None:
+                self._spool.gather(self._residence.served)
+                self._spool.flush()
             self._residence.close()
+            rosters(self.directory)
 
 
 def serve(settings: AgentSettings, *, announce: Callable[[str], None]) -> None:
@@ -121,6 +160,7 @@ def serve(settings: AgentSettings, *, announce: Callable[[str], None]) -> None:
 
 def _serve(settings: AgentSettings, announce: Callable[[str], None]) -> None:
     faults = Faults()
+    web = None if settings.web_config_file is None else WebConfigFile(settings.web_config_file, warn)
     listener = listen(settings.listen_address, settings.port)
     if listener is None:
         last = min(settings.port + PORTS_TRIED - 1, 65535)
@@ -128,26 +168,42 @@ def _serve(settings: AgentSettings, announce: Callable[[str], None]) -> None:
     with listener:
         port = listener.getsockname()[1]
         service = Service(settings, faults=faults)
-        entry = _register(settings, port, faults)
+        entry = _register(settings, port, faults, encrypted=web is not None and web.context is not None)
+        _tell_ranks(settings, port, faults)
         try:
             address = "127.0.0.1" if is_everywhere(settings.listen_address) else settings.listen_address
             place = f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
-            line = f"serving http://{place}/metrics for {settings.directory}"
-            run(service, listener, on_start=lambda: announce(line))
+            scheme = "https" if web is not None and web.context is not None else "http"
+            line = f"serving {scheme}://{place}/metrics for {settings.directory}"
+            run(service, listener, on_start=lambda: announce(line), web=web)
         finally:
             if entry is not None:
                 entry.unlink(missing_ok=True)
+            agent_file(settings.directory).unlink(missing_ok=True)
             service.close()
 
 
-def _register(settings: AgentSettings, port: int, faults: Faults) -> Path | None:
+def _register(settings: AgentSettings, port: int, faults: Faults, *, encrypted: bool) -> Path | None:
     if settings.file_sd_dir is None:
         return None
     try:
-        return write_entry(settings, settings.file_sd_dir, port)
+        return write_entry(settings, settings.file_sd_dir, port, encrypted=encrypted)
     except OSError as error:
         faults.report(
             "file_sd",
             f"no service discovery entry in {settings.file_sd_dir} ({error.strerror}): check RANK_EXPORTER_FILE_SD_DIR",
         )
         return None
+
+
+def _tell_ranks(settings: AgentSettings, port: int, faults: Faults) -> None:
+    try:
+        AgentAddress(address=settings.listen_address, port=port, name=known_as(settings, port)).write(
+            settings.directory
+        )
+    except OSError as error:
+        faults.report(
+            "peers",
+            f"ranks are not told where this agent is ({error.strerror}): its steps are not aligned, make room in "
+            f"{settings.directory}",
+        )

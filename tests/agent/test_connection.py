@@ -1,0 +1,222 @@
+"""Clients that connect and do not ask, ask slowly, or do not listen, against a real agent that others ask."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import socket
+import time
+
+import httpx
+import pytest
+import trustme
+import uvicorn
+import yaml
+
+from rank_exporter.agent import connection
+from rank_exporter.agent.connection import MOST_CONNECTIONS, REQUEST_SECONDS, Connection
+
+MANY = 3 * MOST_CONNECTIONS
+
+
+@pytest.fixture
+def connect():
+    """Connects to a port on loopback; connections are closed at the end of the test."""
+    with contextlib.ExitStack() as stack:
+
+        def connect(port, *, receive_buffer=None):
+            sock = stack.enter_context(socket.socket())
+            if receive_buffer:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+            sock.settimeout(30)
+            sock.connect(("127.0.0.1", port))
+            return sock
+
+        yield connect
+
+
+def closed_by_peer(sock):
+    """Waits for the end of a connection and returns whatever came before it."""
+    received = b""
+    with contextlib.suppress(ConnectionResetError):
+        while chunk := sock.recv(65536):
+            received += chunk
+    return received
+
+
+def ask_anew(agent):
+    """A scrape on a connection of its own, as after a restart of Prometheus."""
+    answer = httpx.get(agent.url, trust_env=False, timeout=5)
+    assert answer.status_code == 200
+    return answer.text
+
+
+def test_silent_clients_do_not_stop_scrapes(start_agent, start_rank, connect):
+    """With hundreds of connections that say nothing scrapes are answered at once, old and new clients alike."""
+    start_rank()
+    agent = start_agent()
+    agent.scrape()
+    silent = [connect(agent.port) for _ in range(MANY)]
+    for _ in range(5):
+        assert "training_steps_total" in ask_anew(agent)
+        assert agent.scrape().ranks() == {"0"}
+    for sock in silent[: MANY - MOST_CONNECTIONS]:
+        assert closed_by_peer(sock) == b""
+    assert agent.complaints == ""
+
+
+def test_a_request_has_to_come_in_time(start_agent, connect):
+    """Whoever says nothing, or sends a request byte by byte, is cut off once the time for a request is over."""
+    agent = start_agent()
+    began = time.monotonic()
+    silent, slow, second = (connect(agent.port) for _ in range(3))
+    second.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n")
+    assert second.recv(4096).endswith(b"ok\n")
+    second.sendall(b"GET /healthz HTTP/1.1\r\nHo")
+    words = iter(b"GET /metrics HTTP/1.1\r\nHost: " + b"x" * 1000)
+    slow.settimeout(0.5)
+    with contextlib.suppress(ConnectionError):
+        while time.monotonic() < began + 2 * REQUEST_SECONDS:
+            slow.sendall(bytes([next(words)]))
+            with contextlib.suppress(TimeoutError):
+                if slow.recv(1) == b"":
+                    break
+    assert REQUEST_SECONDS - 1 < time.monotonic() - began < REQUEST_SECONDS + 5
+    assert closed_by_peer(silent) == closed_by_peer(second) == b""
+    assert time.monotonic() - began < REQUEST_SECONDS + 5
+
+
+def test_slow_requests_do_not_stop_scrapes(start_agent, start_rank, connect):
+    """Half a request is no better than none."""
+    start_rank()
+    agent = start_agent()
+    for _ in range(MANY):
+        connect(agent.port).sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nX-Slow: ")
+    assert "training_steps_total" in ask_anew(agent)
+
+
+def test_readers_that_do_not_read_do_not_stop_scrapes(start_agent, record, connect):
+    """Clients that ask for much and take none of it give way to those that take it."""
+    for rank in range(12):
+        recorder = record(rank)
+        for step in range(1, 60):
+            recorder.step(input_ready=step**4 * 1000, forward=step**4 * 900, step=step**4 * 2000)
+    agent = start_agent()
+    whole = ask_anew(agent)
+    assert len(whole) > 100_000
+    for _ in range(MANY):
+        connect(agent.port, receive_buffer=2048).sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" * 4)
+    for _ in range(3):
+        assert ask_anew(agent).count("training_steps_total") == whole.count("training_steps_total")
+
+
+def test_large_requests_are_refused(start_agent, connect):
+    """A request whose headers do not end is cut off, long before it is large."""
+    agent = start_agent()
+    sock = connect(agent.port)
+    with contextlib.suppress(ConnectionError):
+        for _ in range(100):
+            sock.sendall(b"X: " + b"x" * 8000 + b"\r\n" if _ else b"GET /metrics HTTP/1.1\r\n")
+    assert closed_by_peer(sock).startswith((b"HTTP/1.1 400 ", b""))
+    assert agent.get("/healthz").text == "ok\n"
+
+
+def test_bodies_are_not_waited_for(start_agent, start_rank, connect):
+    """A request is answered whatever body it announces, and the rest of the body is not waited for beyond the limit."""
+    start_rank()
+    agent = start_agent()
+    sock = connect(agent.port)
+    sock.sendall(b"GET /healthz HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000000\r\n\r\nx")
+    assert sock.recv(4096).startswith(b"HTTP/1.1 200 ")
+    with contextlib.suppress(ConnectionError):
+        sock.sendall(b"x" * 1_000_000)
+    assert "training_steps_total" in ask_anew(agent)
+
+
+def test_silent_handshakes_do_not_stop_scrapes(start_agent, start_rank, connect, tmp_path):
+    """With TLS, clients that do not even begin the handshake are cut off, and do not keep others waiting."""
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(tmp_path / "ca.crt")
+    authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(tmp_path / "tls.pem")
+    pair = {"cert_file": "tls.pem", "key_file": "tls.pem"}
+    (tmp_path / "web-config.yml").write_text(yaml.safe_dump({"tls_server_config": pair}))
+    start_rank()
+    agent = start_agent("--web-config-file", str(tmp_path / "web-config.yml"))
+    began = time.monotonic()
+    silent = [connect(agent.port) for _ in range(MANY)]
+    context = httpx.create_ssl_context(verify=str(tmp_path / "ca.crt")) if False else _trusting(authority)
+    for _ in range(3):
+        assert "training_steps_total" in httpx.get(agent.url, verify=context, trust_env=False, timeout=5).text
+    for sock in silent:
+        assert closed_by_peer(sock) == b""
+    assert time.monotonic() - began < 15
+
+
+def _trusting(authority):
+    import ssl
+
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return context
+
+
+@pytest.fixture
+def one_word_server():
+    """Serves a large answer through Connection from an event loop of its own, as an asynchronous context."""
+
+    @contextlib.asynccontextmanager
+    async def serve(size):
+        async def app(scope, receive, send):
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"x" * size})
+
+        server = uvicorn.Server(
+            uvicorn.Config(app, http=functools.partial(Connection), lifespan="off", log_config=None)
+        )
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        while not server.started:
+            await asyncio.sleep(0.01)
+        yield server, listener.getsockname()[1]
+        server.should_exit = True
+        await task
+
+    return serve
+
+
+def test_an_answer_has_to_be_taken_in_time(one_word_server, monkeypatch):
+    """A client that stops reading in the middle of an answer is cut off once the time for an answer is over."""
+    monkeypatch.setattr(connection, "RESPONSE_SECONDS", 0.5)
+
+    async def play():
+        async with one_word_server(50_000_000) as (server, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1024)
+            writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            assert (await reader.read(12)) == b"HTTP/1.1 200"
+            assert len(server.server_state.connections) == 1
+            deadline = time.monotonic() + 20
+            while server.server_state.connections:
+                assert time.monotonic() < deadline
+                await asyncio.sleep(0.02)
+            writer.close()
+
+    asyncio.run(play())
+
+
+def test_an_idle_client_is_left_alone_until_its_time_is_over(one_word_server, monkeypatch):
+    """Between two requests a client may be silent for longer than a request may take, and then ask again."""
+    monkeypatch.setattr(connection, "REQUEST_SECONDS", 0.2)
+
+    async def play():
+        async with one_word_server(5) as (_, port):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            for _ in range(3):
+                writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+                assert b"xxxxx" in await reader.readuntil(b"xxxxx")
+                await asyncio.sleep(0.5)
+            writer.close()
+
+    asyncio.run(play())
