@@ -8,6 +8,7 @@ import click
 
 from . import __version__
 from .agent.command import agent
+from .analysis.align_command import align
 from .demo.command import demo
 from .errors import RankExporterError
 from .rulepack import RULE_FORMATS, render
@@ -55,4 +56,5 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 main.add_command(agent)
+main.add_command(align)
 main.add_command(demo)
