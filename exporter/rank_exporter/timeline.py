@@ -72,6 +72,10 @@ class Timeline:
         self._live = live
         self._live_index = live_index
 
+    def use_clock(self, clock: Callable[[], int]) -> None:
+        """Read this clock from now on. It must go on from where the one before it is, in monotonic ns."""
+        self._clock = clock
+
     @property
     def phase(self) -> int:
         """The phase in progress; no Phase before the first step."""

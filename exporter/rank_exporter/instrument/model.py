@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import SettingError
 from ..phases import Phase
+from .cuda import CudaTimer
 from .recorder import Recorder
 
 __all__ = ["watch_model"]
@@ -207,13 +208,16 @@ def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
     _follow_compile()
     hooks = _watched[model] = _ModelHooks(model, recorder)
     hooks.register(model)
-    facts = {"framework": f"torch {torch.__version__}", "device": _device(model)}
+    device = _device(model)
+    facts = {"framework": f"torch {torch.__version__}", "device": "" if device is None else str(device)}
     if isinstance(model, DistributedDataParallel) and torch.distributed.is_initialized():
         facts["backend"] = str(torch.distributed.get_backend(model.process_group))
     recorder.tell(**facts)
+    if device is not None and device.type == "cuda":
+        recorder.use_device(CudaTimer(device))
     return hooks.remove
 
 
-def _device(model: torch.nn.Module) -> str:
+def _device(model: torch.nn.Module) -> torch.device | None:
     parameter = next(model.parameters(), None)
-    return "" if parameter is None else str(parameter.device)
+    return None if parameter is None else parameter.device

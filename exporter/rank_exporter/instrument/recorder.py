@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from typing import Any, Final
+import time
+from typing import TYPE_CHECKING, Any, Final
 
-from ..segment.writer import SegmentWriter
+from ..segment.layout import BY_DEVICE
+from ..segment.writer import SegmentWriter, Taken
 from ..timeline import Timeline
+from .device import DeviceClock
+
+if TYPE_CHECKING:
+    from .device import DeviceTimer
 
 __all__ = ["Recorder"]
 
@@ -24,6 +30,7 @@ class Recorder:
     """
 
     __slots__ = (
+        "_device",
         "_warned",
         "default_shard",
         "facts",
@@ -48,6 +55,7 @@ class Recorder:
         self.shard_is_given = False
         self.facts = {"clock": "host"}
         self._warned: set[str] = set()
+        self._device: DeviceClock | None = None
         self.timeline = Timeline(self._commit, live=writer.words, live_index=writer.phase_word)
         writer.set_facts(self.facts)
 
@@ -55,6 +63,32 @@ class Recorder:
         try:
             self.writer.commit(spent, ended_ns)
         except Exception as error:  # noqa: BLE001 - a step that cannot be recorded must not stop training
+            self.fault("step", error)
+
+    def use_device(self, timer: DeviceTimer) -> None:
+        """Have phases timed by the device from now on. Once is enough; before the first step."""
+        if self._device is not None:
+            return
+        clock = DeviceClock(
+            timer,
+            phase=lambda: self.timeline.phase,
+            take=self.writer.take,
+            publish=self._publish,
+            fault=self._device_fails,
+        )
+        self._device = clock
+        self.timeline.use_clock(clock)
+        self.timeline.connect(clock.commit, live=self.writer.words, live_index=self.writer.phase_word)
+        self.tell(clock="device")
+
+    def _device_fails(self, error: Exception) -> None:
+        self.fault("device", f"phases are timed by the host, as the device fails: {error}")
+        self.tell(clock="host")
+
+    def _publish(self, spent: list[int], ended_ns: int, taken: Taken, by_device: bool) -> None:
+        try:
+            self.writer.commit(spent, ended_ns, taken, BY_DEVICE if by_device else 0)
+        except Exception as error:  # noqa: BLE001 - see _commit
             self.fault("step", error)
 
     def fault(self, reason: str, error: object) -> None:
@@ -84,6 +118,8 @@ class Recorder:
     def close(self) -> None:
         """Publish the last step if it is complete, end the segment, and record into the void from now on."""
         self.timeline.advance()
+        if self._device is not None:
+            self._device.resolve(everything=True)
         self.writer.close()
         self._reconnect()
 
@@ -93,6 +129,7 @@ class Recorder:
         self._reconnect()
 
     def _reconnect(self) -> None:
+        self.timeline.use_clock(time.monotonic_ns)
         self.timeline.connect(_nowhere, live=self.writer.words, live_index=self.writer.phase_word)
 
 

@@ -36,6 +36,7 @@ from ..histogram import BUCKETS
 from ..phases import Phase
 
 __all__ = [
+    "BY_DEVICE",
     "ERROR_REASONS",
     "HISTOGRAMS",
     "HISTOGRAM_WORDS",
@@ -71,6 +72,7 @@ ERROR_REASONS: Final[tuple[str, ...]] = (
     "count",
     "step",
     "peers",
+    "device",
 )
 """Faults a rank can meet at run time, in the order of their words. Append only."""
 
@@ -123,8 +125,10 @@ _PHASE_HISTOGRAMS: Final = _INPUT_HISTOGRAMS + len(Phase) - 1
 HISTOGRAMS: Final = _PHASE_HISTOGRAMS + _INPUT_HISTOGRAMS
 
 STEP_RECORD: Final = struct.Struct(f"=QQII{len(Phase)}Q4Q")
-"""step number, its end in Unix ns, shard slot, flags (0), ns per phase in the order of Phase,
-samples, tokens, padded samples, reserved (0)."""
+"""step number, its end in Unix ns, shard slot, flags, ns per phase in the order of Phase, samples, tokens,
+padded samples, reserved (0)."""
+BY_DEVICE: Final = 1
+"""Flag of a record whose phases were timed by the device."""
 RING_STEPS: Final = 4096
 
 WORDS_OFFSET: Final = PREAMBLE.size

@@ -23,7 +23,10 @@ from ..phases import Phase
 from . import layout
 from .layout import OTHER_SHARD, SHARD_NONE, SHARD_SLOTS, Word
 
-__all__ = ["SHARD_IDLE_NS", "SegmentWriter"]
+__all__ = ["SHARD_IDLE_NS", "SegmentWriter", "Taken"]
+
+Taken = tuple[int, int, int, int]
+"""Shard slot, samples, tokens and padded samples of a step."""
 
 SHARD_IDLE_NS: Final = 600 * 10**9
 """A shard's slot is given to another only after this long without use: the shortest window of the rules, so that
@@ -178,20 +181,32 @@ class SegmentWriter:
         """The segment's file; None where nobody can read what is written."""
         return self._path
 
-    def commit(self, spent: Sequence[int], ended_ns: int) -> None:
-        """Publish one step. ``spent``: ns per phase in the order of Phase, 0 for a phase without an observation;
-        ``ended_ns``: the step's end by this writer's clock."""
+    def take(self) -> Taken:
+        """What the step in progress is to be published with: its shard's slot, samples, tokens, padded samples."""
+        taken = self._shard, self._samples, self._tokens, self._padded
+        self._samples = self._tokens = self._padded = 0
+        return taken
+
+    def commit(self, spent: Sequence[int], ended_ns: int, taken: Taken | None = None, flags: int = 0) -> None:
+        """Publish one step.
+
+        ``spent``: ns per phase in the order of Phase, 0 for a phase without an observation. ``ended_ns``: the step's
+        end by this writer's clock. ``taken``: what ``take`` returned as it ended, now if it ends now. ``flags``: of
+        the record, see layout.STEP_RECORD.
+        """
         began = self._clock()
         words = self.words
         words[_SEQUENCE] += 1
         try:
-            self._publish(spent, began, ended_ns)
+            self._publish(spent, began, ended_ns, taken or self.take(), flags)
         finally:
             words[_SEQUENCE] += 1
 
-    def _publish(self, spent: Sequence[int], began: int, ended_ns: int) -> None:
+    def _publish(self, spent: Sequence[int], began: int, ended_ns: int, taken: Taken, flags: int) -> None:
         words = self.words
         bases = self._bases
+        shard, samples, tokens, padded = taken
+        bases[0] = _HISTOGRAMS + shard * layout.HISTOGRAM_WORDS
         for phase, ns in enumerate(spent):
             if ns > 0:
                 base = bases[phase]
@@ -201,25 +216,23 @@ class SegmentWriter:
                 words[base + 1 + (0 if index < 0 else index if index < LAST else LAST)] += 1
         number = words[_STEPS]
         unix_ns = time.time_ns() - (began - ended_ns)
-        shard = self._shard
         layout.STEP_RECORD.pack_into(
             self._ring,
             number % layout.RING_STEPS * layout.STEP_RECORD.size,
             number + 1,
             unix_ns,
             shard,
-            0,
+            flags,
             *spent,
-            self._samples,
-            self._tokens,
-            self._padded,
+            samples,
+            tokens,
+            padded,
             0,
         )
         words[_STEPS] = number + 1
-        words[_SAMPLES] += self._samples
-        words[_TOKENS] += self._tokens
-        words[_PADDED] += self._padded
-        self._samples = self._tokens = self._padded = 0
+        words[_SAMPLES] += samples
+        words[_TOKENS] += tokens
+        words[_PADDED] += padded
         words[_LAST_STEP] = unix_ns
         self._shard_used[shard] = began
         if shard == OTHER_SHARD:
@@ -241,7 +254,6 @@ class SegmentWriter:
         if slot != self._shard:
             self._shard = slot
             self._store(Word.CURRENT_SHARD, slot)
-            self._bases[Phase.INPUT_READY] = _HISTOGRAMS + slot * layout.HISTOGRAM_WORDS
 
     def _place(self, text: bytes) -> int:
         if not text:
