@@ -143,6 +143,8 @@ def test_every_family_is_as_catalogued(record, scrape):
     record().step(input_ready=MS, step=MS)
     rank = record(1)
     rank.writer.words[rank.writer.phase_word] = pack_phase(Phase.OTHER, time.monotonic_ns())
+    rank.writer.set_loader(workers=2, ready=1)
+    rank.writer.observe_production(MS)
     found = {family.name: family for family in scrape().families}
     for metric in catalog.METRICS:
         if metric in (*catalog.STEP_ALIGNED, *catalog.HOST_EVIDENCE):
@@ -153,6 +155,31 @@ def test_every_family_is_as_catalogued(record, scrape):
             assert sample.name in metric.series_names
             assert set(sample.labels) - {"le"} == set(metric.labels)
     assert not found
+
+
+def test_production_of_batches_by_workers(record, scrape):
+    """What workers took is told by shard, with how many there are and how many batches were ready."""
+    rank = record()
+    rank.writer.set_shard("shard-3")
+    rank.writer.set_loader(workers=4, ready=3)
+    for _ in range(3):
+        rank.writer.observe_production(250 * MS)
+    found = scrape()
+    assert found.value("training_batch_production_seconds_sum", rank="0", shard="shard-3") == 0.75
+    assert found.value("training_batch_production_seconds_bucket", rank="0", le="0.125") == 0
+    assert found.value("training_batch_production_seconds_bucket", rank="0", le="0.25") == 3
+    assert found.value("training_loader_workers", rank="0") == 4
+    assert found.value("training_loader_queue_depth", rank="0") == 3
+
+
+def test_without_workers_there_is_no_queue(record, scrape):
+    """A loader without workers says so, and has no queue to be empty; a rank without a loader says neither."""
+    record().writer.set_loader(workers=0, ready=0)
+    record(1)
+    found = scrape()
+    assert found.value("training_loader_workers", rank="0") == 0
+    assert not found.find("training_loader_queue_depth")
+    assert not found.find("training_loader_workers", rank="1")
 
 
 @pytest.mark.parametrize("accept", ["text/plain", OPENMETRICS])

@@ -181,7 +181,7 @@ def test_problems_of_gpus_are_counted(machine: Machine, capsys: pytest.CaptureFi
     machine.devices.problems = ["GPU 0 does not answer (GPU is lost)"]
     for _ in range(3):
         assert machine.sample()["training_device_utilization_ratio"].keys() == {("", "", "node-a", "1")}
-    machine.devices.problems = ["NVML has not returned for 11 s"]
+    machine.devices.problems = ["NVML has not returned for 10 s"]
     machine.sample()
     assert machine.faults.counts["host"] == 4
     assert len(capsys.readouterr().err.splitlines()) == 2

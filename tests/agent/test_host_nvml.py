@@ -20,6 +20,8 @@ class FakeNvml:
     """What this project uses of pynvml, for two GPUs. ``fail``: errors by GPU. ``gate``: calls wait until it is set."""
 
     NVML_ERROR_NOT_SUPPORTED = 3
+    NVML_ERROR_NO_PERMISSION = 4
+    NVML_ERROR_FUNCTION_NOT_FOUND = 13
     NVML_ERROR_GPU_IS_LOST = 15
 
     class NVMLError(Exception):
@@ -31,7 +33,7 @@ class FakeNvml:
         self.gpu = [50, 100]
         self.pids: list[list[int]] = [[], []]
         self.fail: dict[int, int] = {}
-        self.unsupported: set[str] = set()
+        self.refused: dict[str, int] = {}
         self.gate = threading.Event()
         self.gate.set()
         self.rounds = threading.Semaphore(0)
@@ -68,8 +70,8 @@ class FakeNvml:
     def _answer(self, what: str, index: int, answer: Any) -> Any:
         if index in self.fail:
             raise self.NVMLError(self.fail[index])
-        if what in self.unsupported:
-            raise self.NVMLError(self.NVML_ERROR_NOT_SUPPORTED)
+        if what in self.refused:
+            raise self.NVMLError(self.refused[what])
         return answer
 
 
@@ -174,9 +176,9 @@ def test_what_went_wrong_is_handed_out_once(fake: FakeNvml, clock: Clock) -> Non
     devices.close()
 
 
-def test_what_a_gpu_does_not_support_is_left_out(fake: FakeNvml, settled: Callable[[], list[Device]]) -> None:
-    """A partitioned GPU has no utilisation, and that is no fault."""
-    fake.unsupported = {"utilization", "processes"}
+def test_what_a_gpu_does_not_tell_is_left_out(fake: FakeNvml, settled: Callable[[], list[Device]]) -> None:
+    """A partitioned GPU has no utilisation, an old driver cannot list processes, and neither is a fault."""
+    fake.refused = {"utilization": fake.NVML_ERROR_NOT_SUPPORTED, "processes": fake.NVML_ERROR_FUNCTION_NOT_FOUND}
     first, _ = settled()
     assert (first.utilization, first.active_seconds, first.pids) == (None, None, frozenset())
     assert first.memory_used_bytes == 1 << 30
@@ -192,7 +194,7 @@ def test_call_that_does_not_return_is_given_up(
         pass
     assert len(devices.latest()[0]) == 2
     clock.now += OVERDUE_SECONDS + 1
-    assert devices.latest() == ([], ["NVML has not returned for 11 s"])
+    assert devices.latest() == ([], ["NVML has not returned for 10 s"])
     assert devices.latest() == ([], [])
     fake.gate.set()
     assert len(settled()) == 2

@@ -138,7 +138,7 @@ def test_wrong_options_are_said_before_anything_starts(arguments: list[str], sai
 def test_missing_servers_end_the_command_with_2_and_one_line(tmp_path: Path) -> None:
     """Without Prometheus the command says which packages it needs, and leaves no file."""
     environ = {"PATH": "", "TMPDIR": str(tmp_path), "HOME": str(tmp_path)}
-    command = [sys.executable, "-m", "rank_exporter.demo"]
+    command = [str(Path(sys.executable).with_name("rank-exporter")), "demo"]
     result = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.count("\n") == 1

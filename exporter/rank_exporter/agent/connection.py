@@ -12,9 +12,12 @@ from typing import Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-__all__ = ["IDLE_SECONDS", "MOST_CONNECTIONS", "REQUEST_SECONDS", "RESPONSE_SECONDS", "Connection"]
+__all__ = ["IDLE_SECONDS", "MOST_ANSWERING", "MOST_WAITING", "REQUEST_SECONDS", "RESPONSE_SECONDS", "Connection"]
 
-MOST_CONNECTIONS: Final = 64
+MOST_WAITING: Final = 64
+"""Connections without a request, of which there is one from each client that scrapes now and then."""
+MOST_ANSWERING: Final = 64
+"""Requests at once."""
 REQUEST_SECONDS: Final = 10.0
 """For the whole of a request, from the connection or from its first byte."""
 RESPONSE_SECONDS: Final = 60.0
@@ -27,8 +30,9 @@ _FLUSH_SECONDS: Final = 5.0
 class Connection(H11Protocol):
     """One client. ``on_accept`` is called for each, before TLS.
 
-    Where too many are connected, the one that has waited longest gives way: one that asks for nothing, else one that
-    does not take its answer. So a client that connects and asks is served, however many others do not.
+    Where too many are connected and ask for nothing, or do not take their answer, the one that has done so for longest
+    gives way: a client that connects and asks is served, however many others do not. Where too many ask at once, a
+    further request gets 503.
     """
 
     def __init__(self, *args: Any, on_accept: Callable[[], None] | None = None, **settings: Any) -> None:
@@ -43,14 +47,19 @@ class Connection(H11Protocol):
         super().connection_made(transport)
         self._since = self.loop.time()
         self._expire_in(REQUEST_SECONDS)
-        if len(self.connections) > MOST_CONNECTIONS:
-            self._make_room()
+        self._make_room([one for one in self._all() if not one.is_answering], MOST_WAITING)
 
     def data_received(self, data: bytes) -> None:
         if self._is_idle:
             self._is_idle = False
             self._expire_in(REQUEST_SECONDS)
         was_answering = self.is_answering
+        if not was_answering:
+            answering = [one for one in self._all() if one.is_answering]
+            blocked = [one for one in answering if one.transport.get_write_buffer_size()]
+            self._make_room(blocked, len(blocked) - max(0, len(answering) - MOST_ANSWERING + 1))
+            # With a limit of 0 uvicorn answers with 503.
+            self.limit_concurrency = 0 if len(answering) - len(blocked) >= MOST_ANSWERING else None
         super().data_received(data)
         if self.is_answering and not was_answering:
             self._since = self.loop.time()
@@ -73,11 +82,6 @@ class Connection(H11Protocol):
         """Whether a request has come and its answer is not yet complete."""
         return self.cycle is not None and not self.cycle.response_complete
 
-    @property
-    def is_stuck(self) -> bool:
-        """Whether it waits for nothing but the client."""
-        return not self.is_answering or self.transport.get_write_buffer_size() > 0
-
     def _expire_in(self, seconds: float) -> None:
         if self._deadline is not None:
             self._deadline.cancel()
@@ -87,10 +91,14 @@ class Connection(H11Protocol):
         """Close, without waiting for the client."""
         self.transport.abort()
 
-    def _make_room(self) -> None:
-        others = [one for one in self.connections if isinstance(one, Connection) and one is not self]
-        stuck = [one for one in others if one.is_stuck]
-        oldest = min(stuck, key=lambda one: (one.is_answering, one._since), default=self)
-        # Gone now, so that several that come at once do not all send the same one away.
-        self.connections.discard(oldest)
-        oldest.give_up()
+    def _all(self) -> list[Connection]:
+        return [one for one in self.connections if isinstance(one, Connection)]
+
+    def _make_room(self, waiting: list[Connection], most: int) -> None:
+        """Close the oldest of those that wait until there are no more than ``most``."""
+        excess = len(waiting) - max(most, 0)
+        if excess > 0:
+            for one in sorted(waiting, key=lambda one: one._since)[:excess]:
+                # Gone now, so that several that come at once do not all send the same one away.
+                self.connections.discard(one)
+                one.give_up()

@@ -212,6 +212,9 @@ def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
     facts = {"framework": f"torch {torch.__version__}", "device": "" if device is None else str(device)}
     if isinstance(model, DistributedDataParallel) and torch.distributed.is_initialized():
         facts["backend"] = str(torch.distributed.get_backend(model.process_group))
+    if device is not None and device.type == "cuda":
+        # By which the agent knows the GPU, whatever number the rank has for it.
+        facts["device_uuid"] = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     recorder.tell(**facts)
     if device is not None and device.type == "cuda":
         recorder.use_device(CudaTimer(device))

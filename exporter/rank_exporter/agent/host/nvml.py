@@ -26,7 +26,7 @@ _LEAVE_SECONDS: Final = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """One GPU. What it does not support, or failed to tell this time, is None.
+    """One GPU. What it does not tell is None.
 
     index: as nvidia-smi numbers it. pids: the processes that compute on it, by the numbers of the host's PID
     namespace. utilization: 0 to 1, the share of the last sample period, 1/6 s to 1 s, in which a kernel ran.
@@ -54,6 +54,12 @@ class _Probe:
     def __init__(self, nvml: Any, clock: Callable[[], float]) -> None:
         self._nvml = nvml
         self._clock = clock
+        # By the GPU, by a driver older than the module, or to this user.
+        self._left_out = {
+            nvml.NVML_ERROR_NOT_SUPPORTED,
+            nvml.NVML_ERROR_FUNCTION_NOT_FOUND,
+            nvml.NVML_ERROR_NO_PERMISSION,
+        }
         self._handles: dict[int, tuple[Any, str]] = {}
         self._active: dict[str, float] = {}
         self._sampled_at: dict[str, float] = {}
@@ -91,7 +97,7 @@ class _Probe:
         try:
             return function(handle)
         except self._nvml.NVMLError as error:
-            if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+            if error.value in self._left_out:
                 return None
             raise
 
@@ -132,9 +138,8 @@ class Devices:
             self._thread = threading.Thread(target=self._run, name="rank-exporter-nvml", daemon=True)
             self._thread.start()
         latest = self._round
-        overdue = self._clock() - latest.ended_at
-        if overdue > OVERDUE_SECONDS and not self._stopping.is_set():
-            latest = self._round = _Round(self._clock(), [], [f"NVML has not returned for {overdue:.0f} s"])
+        if self._clock() - latest.ended_at > OVERDUE_SECONDS and not self._stopping.is_set():
+            latest = self._round = _Round(self._clock(), [], [f"NVML has not returned for {OVERDUE_SECONDS:g} s"])
         new, self._taken = latest is not self._taken, latest
         return latest.devices, latest.problems if new else []
 

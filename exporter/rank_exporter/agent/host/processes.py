@@ -182,6 +182,6 @@ class Processes:
         if account.misses == 2 and not account.seen and not self._said:
             self._said = True
             self._say(
-                f"rank {rank.identity.rank} of run {rank.identity.run} runs as process {rank.pid}, which is another or "
-                "none here: no CPU time is shown for ranks in another PID namespace, share it (said once)"
+                f"rank {rank.identity.rank} of run {rank.identity.run} runs as process {rank.pid}, which is another "
+                "process, or none, here: no CPU time is shown for ranks in another PID namespace, share it (said once)"
             )
