@@ -25,6 +25,9 @@ from .shard import shard_of_batch, shard_of_dataset
 
 __all__ = ["watch_loader"]
 
+_INPUT_READY: Final = int(Phase.INPUT_READY)
+_FIRST_BATCH: Final = int(Phase.FIRST_BATCH)
+_EVAL: Final = int(Phase.EVAL)
 _TIMED: Final = "_rank_exporter_timed"
 
 
@@ -49,12 +52,12 @@ class _Fetches:
             return batch.batch if type(batch) is Produced else batch
         timeline = recorder.timeline
         if not torch.is_grad_enabled():
-            phase = Phase.EVAL
+            phase = _EVAL
         elif self.first:
             # The loop has moved on already, when it asked for this iterator.
-            phase = Phase.FIRST_BATCH
+            phase = _FIRST_BATCH
         else:
-            phase = Phase.INPUT_READY
+            phase = _INPUT_READY
             recorder.advance()
             if self._ready is not None:
                 recorder.writer.set_loader(workers=self._workers, ready=self._ready())
@@ -64,8 +67,8 @@ class _Fetches:
             batch = fetch(*arguments)
         except StopIteration:
             # The end of an epoch is no input. What it takes belongs to turning the epoch.
-            if timeline.phase == phase != Phase.EVAL:
-                phase = Phase.FIRST_BATCH
+            if timeline.phase == phase != _EVAL:
+                phase = _FIRST_BATCH
                 timeline.become(phase)
                 recorder.writer.count_epoch()
             timeline.leave(phase)
@@ -74,7 +77,7 @@ class _Fetches:
             timeline.leave(phase)
             raise
         timeline.leave(phase)
-        return self._taken(batch) if phase != Phase.EVAL else batch.batch if type(batch) is Produced else batch
+        return self._taken(batch) if phase != _EVAL else batch.batch if type(batch) is Produced else batch
 
     def _taken(self, batch: Any) -> Any:
         recorder = self._recorder

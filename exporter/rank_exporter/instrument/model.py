@@ -29,6 +29,11 @@ from .recorder import Recorder
 
 __all__ = ["watch_model"]
 
+# Plain integers: looking a member of an enumeration up costs as much as reading the clock.
+_FORWARD: Final = int(Phase.FORWARD)
+_BACKWARD: Final = int(Phase.BACKWARD)
+_COLLECTIVE_WAIT: Final = int(Phase.COLLECTIVE_WAIT)
+_EVAL: Final = int(Phase.EVAL)
 _OUTPUTS: Final = 4
 """How many output tensors are asked when backward begins: one of them takes part in the loss."""
 
@@ -82,17 +87,17 @@ class _ModelHooks:
     def before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
         try:
             timeline = self._timeline
-            if timeline.phase in (Phase.BACKWARD, Phase.COLLECTIVE_WAIT):
+            if timeline.phase in (_BACKWARD, _COLLECTIVE_WAIT):
                 if torch._C._current_graph_task_id() != -1:
                     return  # activations computed anew, within backward
                 timeline.unwind()
             if not torch.is_grad_enabled() and not module.training:
-                timeline.enter(Phase.EVAL)
+                timeline.enter(_EVAL)
                 return
             if self._recorder.moves_on_at_forward:
                 self._recorder.advance()
                 self._recorder.has_input = True
-            timeline.enter(Phase.FORWARD)
+            timeline.enter(_FORWARD)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
 
@@ -100,10 +105,10 @@ class _ModelHooks:
         try:
             timeline = self._timeline
             if not torch.is_grad_enabled():
-                timeline.leave(Phase.FORWARD if module.training else Phase.EVAL)
+                timeline.leave(_FORWARD if module.training else _EVAL)
                 return
-            if timeline.phase != Phase.BACKWARD:
-                timeline.leave(Phase.FORWARD)
+            if timeline.phase != _BACKWARD:
+                timeline.leave(_FORWARD)
                 for _, node in zip(range(_OUTPUTS), _graph_nodes(output), strict=False):
                     node.register_prehook(self.backward_begins)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
@@ -111,26 +116,26 @@ class _ModelHooks:
 
     def backward_begins(self, _gradients: Any) -> None:
         try:
-            if self._timeline.phase != Phase.BACKWARD:
+            if self._timeline.phase != _BACKWARD:
                 self._queue(self.last_gradient_ready)
-                self._timeline.enter(Phase.BACKWARD)
+                self._timeline.enter(_BACKWARD)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
 
     def last_gradient_ready(self) -> None:
         try:
-            self._timeline.leave(Phase.BACKWARD)
+            self._timeline.leave(_BACKWARD)
             if self._distributed is None:
                 return
             model = self._distributed()
             if model is not None and model.require_backward_grad_sync:
                 self._queue(self.gradients_reduced)
-                self._timeline.enter(Phase.COLLECTIVE_WAIT)
+                self._timeline.enter(_COLLECTIVE_WAIT)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
 
     def gradients_reduced(self) -> None:
-        self._timeline.leave(Phase.COLLECTIVE_WAIT)
+        self._timeline.leave(_COLLECTIVE_WAIT)
 
     def register(self, model: torch.nn.Module) -> None:
         """Hook the model, or what torch.compile returned for it."""

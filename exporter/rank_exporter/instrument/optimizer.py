@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +20,8 @@ from ..phases import Phase
 from .recorder import Recorder
 
 __all__ = ["watch_optimizer"]
+
+_OPTIMIZER: Final = int(Phase.OPTIMIZER)
 
 
 class _OptimizerHooks:
@@ -32,10 +34,10 @@ class _OptimizerHooks:
 
     def before(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.ran = True
-        self.timeline.enter(Phase.OPTIMIZER)
+        self.timeline.enter(_OPTIMIZER)
 
     def after(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.timeline.leave(Phase.OPTIMIZER)
+        self.timeline.leave(_OPTIMIZER)
 
 
 _watched: WeakKeyDictionary[Any, _OptimizerHooks] = WeakKeyDictionary()
@@ -53,11 +55,11 @@ def _time_scaler() -> None:
         if hooks is None:
             return scaler_step(self, optimizer, *args, **kwargs)
         hooks.ran = False
-        hooks.timeline.enter(Phase.OPTIMIZER)
+        hooks.timeline.enter(_OPTIMIZER)
         try:
             return scaler_step(self, optimizer, *args, **kwargs)
         finally:
-            hooks.timeline.leave(Phase.OPTIMIZER)
+            hooks.timeline.leave(_OPTIMIZER)
             if not hooks.ran:
                 hooks.recorder.writer.count_skipped()
 
@@ -75,7 +77,9 @@ def watch_optimizer(optimizer: Any, recorder: Recorder) -> Callable[[], None]:
     watched = weakref.ref(optimizer)
 
     def undo() -> None:
-        _watched.pop(watched(), None)
+        found = watched()
+        if found is not None:
+            del _watched[found]
         for handle in handles:
             handle.remove()
 
