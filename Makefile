@@ -44,6 +44,7 @@ lint: venv
 bench: venv
 	$(BIN)/python tests/bench/recorder.py
 	$(BIN)/python tests/bench/scraping.py
+	$(BIN)/python tests/bench/alignment.py
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache

@@ -19,7 +19,7 @@ __all__ = ["PATIENCE_SECONDS", "Batch", "Window", "capacity_for"]
 
 PATIENCE_SECONDS: Final = 8.0
 """How long a step waits for ranks that have not told theirs while most have."""
-_MEMORY_BYTES: Final = 64 << 20
+_MEMORY_BYTES: Final = 16 << 20
 _FEWEST, _MOST = 64, 2048
 _STEP_BYTES: Final = 8 * (len(Phase) + 2)
 
@@ -36,7 +36,7 @@ class Batch:
 
 
 def capacity_for(world_size: int) -> int:
-    """How many steps are kept, so that all of a world's take 64 MiB at most, up to 11,000 ranks."""
+    """How many steps are kept, so that those of up to 2,500 ranks take 16 MiB at most."""
     return max(_FEWEST, min(_MOST, _MEMORY_BYTES // (_STEP_BYTES * world_size)))
 
 
@@ -121,10 +121,10 @@ class Window:
                 return
 
     def _jump(self) -> None:
-        """Where most ranks' rings have lost every step of the window, go on with the first that they still hold."""
-        beyond = np.sort(self._beyond[self._beyond > 0])
+        """Where most ranks' rings have lost every step of the window, go on with the first that any still holds."""
+        beyond = self._beyond[self._beyond > 0]
         if len(beyond) >= self._quorum:
-            self._skip_to(int(beyond[self._quorum - 1]))
+            self._skip_to(int(beyond.min()))
             self._beyond[:] = 0
 
     def _skip_to(self, step: int) -> None:

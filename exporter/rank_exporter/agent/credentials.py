@@ -50,7 +50,6 @@ class BasicAuth:
         self._app = app
         self._users = users
         self._key = secrets.token_bytes(32)
-        self._nobody: bytes = self._bcrypt.hashpw(secrets.token_bytes(16), self._bcrypt.gensalt(10))
         self._right: dict[bytes, None] = {}
         self._turn = asyncio.Lock()
         self._waiting = 0
@@ -75,7 +74,8 @@ class BasicAuth:
         if given is None:
             return False
         name, password = given
-        hashed = self._users().get(name)
+        users = self._users()
+        hashed = users.get(name)
         digest = hashlib.blake2b(repr((name, password, hashed)).encode(), key=self._key).digest()
         if hashed is not None and digest in self._right:
             return True
@@ -84,7 +84,7 @@ class BasicAuth:
         self._waiting += 1
         try:
             async with self._turn:
-                matches = await asyncio.to_thread(self._matches, password, hashed or self._nobody)
+                matches = await asyncio.to_thread(self._matches, password, hashed or next(iter(users.values()), b""))
         finally:
             self._waiting -= 1
         if hashed is None or not matches:

@@ -23,7 +23,9 @@ _LIMIT: Final = 512
 _HEADER_BYTES: Final = 1 << 16
 _RANK_BYTES: Final = 1 << 14
 _SHORTEST_PAUSE: Final = 1.0
-_LONGEST_PAUSE: Final = 30.0
+_LONGEST_PAUSE: Final = 10.0
+_SAID: Final = 4
+"""Peers of a run that are complained about; where there are more, it is for the same reason."""
 
 
 def client() -> httpx.AsyncClient:
@@ -38,13 +40,15 @@ def peers_of(roster: Roster, faults: Faults) -> list[Peer]:
     for rank, target in roster.targets.items():
         if target:
             ranks.setdefault(target, []).append(rank)
-    return [Peer(target, frozenset(own), roster, faults) for target, own in ranks.items()]
+    said: list[str] = []
+    return [Peer(target, frozenset(own), roster, faults, said) for target, own in ranks.items()]
 
 
 class Peer:
     """Another host's agent, of which only steps of ``ranks``, of this run and generation, are taken.
 
-    A failure is counted and said when it begins; a peer that fails is asked more and more rarely.
+    A failure is counted when it begins, and said if not many of the run's peers have failed before; a peer that fails
+    is asked more and more rarely. ``said``: addresses that were complained about, shared by the peers of a run.
     """
 
     def __init__(
@@ -53,6 +57,7 @@ class Peer:
         ranks: frozenset[int],
         roster: Roster,
         faults: Faults,
+        said: list[str],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -61,6 +66,7 @@ class Peer:
         self.task: asyncio.Task[None] | None = None
         self._roster = roster
         self._faults = faults
+        self._said = said
         self._clock = clock
         self._failing = False
         self._pause = _SHORTEST_PAUSE
@@ -94,8 +100,11 @@ class Peer:
             self._faults.report(
                 "peers",
                 f"the agent at {self.target} gives no steps of run {self._roster.run} ({reason[:200]}): ranks {ranks} "
-                "are not aligned until it does, let agents reach each other on their port",
+                "are not aligned until it does, let agents reach each other on their port"
+                f"{' (others of this run are only counted)' if len(self._said) == _SAID - 1 else ''}",
+                say=len(self._said) < _SAID,
             )
+            self._said.append(self.target)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
         self._due_at = self._clock() + self._pause
 

@@ -98,8 +98,7 @@ class Service:
         """The exposition in the format that the Accept header asks for, and its content type."""
         encode, content_type = choose_encoder(accept)
         openmetrics = content_type.startswith("application/openmetrics-text")
-        aligned = Families()
-        self.aligner.render(aligned)
+        aligned = self._aligned()
         with self._lock:
             began = time.perf_counter()
             self._linger.observe(self._clock())
@@ -111,6 +110,15 @@ class Service:
             body = encode(families)
             self._collector.scrape_seconds += time.perf_counter() - began
         return body, content_type
+
+    def _aligned(self) -> Families:
+        families = Families()
+        try:
+            self.aligner.render(families)
+        except Exception as error:  # noqa: BLE001 - every rank's own series are served all the same
+            self._faults.report("render", f"aligned steps cannot be rendered ({error!r}): please report this")
+            return Families()
+        return families
 
     def steps(self, query: StepsQuery) -> Answer:
         """Step records of the segments as of the last scan."""
