@@ -10,7 +10,9 @@ from . import __version__
 from .agent.command import agent
 from .analysis.align_command import align
 from .demo.command import demo
+from .doctor.command import doctor
 from .errors import RankExporterError
+from .profiling import profile
 from .rulepack import RULE_FORMATS, render
 
 __all__ = ["main"]
@@ -37,7 +39,7 @@ def main() -> None:
 @click.option("--format", "format_", type=click.Choice(RULE_FORMATS), default=RULE_FORMATS[0], show_default=True)
 @click.option("--window", metavar="DURATION", help="Base window instead of 10m; every duration scales with it.")
 @click.option("--for", "for_", metavar="DURATION", help="How long an alert is pending, instead of 5m.")
-@click.option("--name", default="rank-exporter", show_default=True, help="Name of a PrometheusRule.")
+@click.option("--name", default="rank-exporter", show_default=True, help="Name of a PrometheusRule, or namespace in Mimir.")
 @click.option("--namespace", help="Namespace of a PrometheusRule.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of a PrometheusRule; repeatable.")
 def rules(
@@ -58,3 +60,5 @@ def _pair(text: str) -> tuple[str, str]:
 main.add_command(agent)
 main.add_command(align)
 main.add_command(demo)
+main.add_command(doctor)
+main.add_command(profile)

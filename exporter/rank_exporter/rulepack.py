@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 __all__ = ["BASE_FOR", "BASE_WINDOW", "RULE_FORMATS", "RUNBOOK_BASE", "Alert", "alerts", "render", "scale_promql"]
 
-RULE_FORMATS: tuple[str, ...] = ("prometheus", "prometheusrule")
-"""``prometheus`` is a file for ``rule_files:``; ``prometheusrule`` a resource for the Prometheus operator."""
+RULE_FORMATS: tuple[str, ...] = ("prometheus", "prometheusrule", "mimir")
+"""``prometheus`` is a file for ``rule_files:``, also of Thanos and vmalert; ``prometheusrule`` a resource for the
+Prometheus operator; ``mimir`` a file for ``mimirtool rules load``."""
 
 BASE_WINDOW = "10m"
 """The window that the durations in the files are written for."""
@@ -111,7 +112,8 @@ def render(
     ``format`` is one of RULE_FORMATS. ``window`` is what the base window of 10m becomes; every duration in the pack is
     scaled by the same ratio. ``for_`` is what the ``for`` of 5m becomes, and scales ``for`` and ``keep_firing_for``
     alone. Both are Prometheus durations such as 30s or 1h30m. ``name``, ``namespace`` and ``labels`` are the metadata
-    of a PrometheusRule; an operator picks up only resources with the labels its ``ruleSelector`` asks for.
+    of a PrometheusRule; an operator picks up only resources with the labels its ``ruleSelector`` asks for. ``name`` is
+    the namespace of rules in Mimir, which holds the groups of one file.
 
     Raises RulePackError, in one line, if something asked for is not possible.
     """
@@ -121,14 +123,17 @@ def render(
     hold = scale if for_ is None else _ratio("for", for_, BASE_FOR, 1)
     groups = [_finish(group, scale, hold) for group in _load_groups()]
 
+    if format != "prometheusrule" and (namespace is not None or labels):
+        raise RulePackError(
+            f"a {format.capitalize()} rule file has no metadata, but "
+            f"namespace {namespace!r} and labels {dict(labels or {})!r} were given; "
+            "leave them out or use the format prometheusrule"
+        )
+    document: dict[str, Any]
     if format == "prometheus":
-        if namespace is not None or labels:
-            raise RulePackError(
-                "a Prometheus rule file has no metadata, but "
-                f"namespace {namespace!r} and labels {dict(labels or {})!r} were given; "
-                "leave them out or use the format prometheusrule"
-            )
-        document: dict[str, Any] = {"groups": groups}
+        document = {"groups": groups}
+    elif format == "mimir":
+        document = {"namespace": name, "groups": groups}
     else:
         document = {
             "apiVersion": "monitoring.coreos.com/v1",

@@ -8,6 +8,7 @@ import os
 import socket
 import ssl
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -210,6 +211,20 @@ def test_many_wrong_passwords_leave_those_who_are_known_alone(serve):
     took = time.monotonic() - began
     assert waited < took / 3
     assert {401, 503} == set(answers)
+
+
+def test_unknown_names_take_as_long_as_wrong_passwords(serve):
+    """How long a refusal takes does not tell whether there is such a user."""
+    agent = serve(basic_auth_users={"prometheus": bcrypt.hashpw(b"right", bcrypt.gensalt(11)).decode()})
+
+    def seconds(user):
+        began = time.monotonic()
+        assert get(agent, auth=(user, "wrong")).status_code == 401
+        return time.monotonic() - began
+
+    seconds("warm-up")
+    assert min(seconds("nobody") for _ in range(3)) > min(seconds("prometheus") for _ in range(3)) / 2
+    assert min(seconds("nobody") for _ in range(3)) > 0.03
 
 
 def test_users_are_read_anew(serve, write, eventually):
@@ -418,3 +433,30 @@ def test_users_without_bcrypt(run_agent, write, tmp_path):
     assert (ended.returncode, ended.stdout) == (2, "")
     assert ended.stderr.startswith("Error: basic_auth_users need bcrypt, which is not installed: pip install")
     assert ended.stderr.count("\n") == 1
+
+
+RANK = "import sys, rank_exporter; exporter = rank_exporter.start(run='job'); sys.stdin.read(); exporter.stop()"
+
+
+@pytest.fixture
+def guarded_rank(write, tls, directory, tmp_path):
+    """A training process with a web configuration, and the folder of its agent's file_sd entry."""
+    write({"tls_server_config": tls})
+    settings = {"DIR": directory, "PORT": 0, "LISTEN_ADDRESS": "127.0.0.1", "LINGER_SECONDS": 0, "FILE_SD_DIR": "sd"}
+    environ = {f"RANK_EXPORTER_{name}": str(value) for name, value in settings.items()}
+    environ = {**os.environ, **environ, "RANK_EXPORTER_WEB_CONFIG_FILE": "web-config.yml"}
+    rank = subprocess.Popen([sys.executable, "-c", RANK], stdin=subprocess.PIPE, cwd=tmp_path, env=environ)
+    return rank, tmp_path / "sd"
+
+
+def test_ranks_hand_the_file_to_their_agent(guarded_rank, processes, eventually):
+    """The agent that a rank starts has the web configuration, also where its path is relative to the rank's folder."""
+    rank, folder = guarded_rank
+    with rank:
+        (entry,) = eventually(lambda: list(folder.glob("*.json")))
+        assert json.loads(entry.read_text())[0]["labels"] == {"__scheme__": "https"}
+        rank.stdin.close()
+        assert rank.wait(60) == 0
+    # Only then nothing of it is left, which the directory's fixture looks for.
+    eventually(lambda: not entry.exists())
+    eventually(lambda: not processes())

@@ -144,6 +144,16 @@ def test_prometheusrule_is_a_resource_with_the_labels_asked_for() -> None:
     assert document["spec"] == yaml.safe_load(rulepack.render())
 
 
+def test_mimir_has_the_groups_in_a_namespace() -> None:
+    """mimirtool loads the same groups, each name once, into the namespace that the file names."""
+    document = yaml.safe_load(rulepack.render(format="mimir", name="training"))
+    assert list(document) == ["namespace", "groups"]
+    assert document["namespace"] == "training"
+    assert document["groups"] == yaml.safe_load(rulepack.render())["groups"]
+    names = [group["name"] for group in document["groups"]]
+    assert len(set(names)) == len(names)
+
+
 def test_prometheusrule_has_no_labels_by_default() -> None:
     """Nothing is invented that was not asked for."""
     assert yaml.safe_load(rulepack.render(format="prometheusrule"))["metadata"] == {"name": "rank-exporter"}
@@ -159,7 +169,7 @@ def test_expressions_are_printed_as_blocks() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"format": "json"}, "rule format 'json' is not known; use one of prometheus, prometheusrule"),
+        ({"format": "json"}, "rule format 'json' is not known; use one of prometheus, prometheusrule, mimir"),
         ({"window": "soon"}, "window 'soon' is no duration; write it like 30s, 10m or 1h30m"),
         ({"window": ""}, "window '' is no duration; write it like 30s, 10m or 1h30m"),
         ({"window": "10"}, "window '10' is no duration; write it like 30s, 10m or 1h30m"),
