@@ -39,7 +39,9 @@ def main() -> None:
 @click.option("--format", "format_", type=click.Choice(RULE_FORMATS), default=RULE_FORMATS[0], show_default=True)
 @click.option("--window", metavar="DURATION", help="Base window instead of 10m; every duration scales with it.")
 @click.option("--for", "for_", metavar="DURATION", help="How long an alert is pending, instead of 5m.")
-@click.option("--name", default="rank-exporter", show_default=True, help="Name of a PrometheusRule, or namespace in Mimir.")
+@click.option(
+    "--name", default="rank-exporter", show_default=True, help="Name of a PrometheusRule, or namespace in Mimir."
+)
 @click.option("--namespace", help="Namespace of a PrometheusRule.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of a PrometheusRule; repeatable.")
 def rules(
