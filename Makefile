@@ -1,8 +1,12 @@
-# `make demo` and `make test` do all the set-up they need. Variables: PYTHON, ARGS (of the demo), TESTS (of pytest).
+# `make demo` and `make test` do all the set-up they need. Variables: PYTHON, ARGS of the demo, TESTS to run,
+# WORKERS that run them.
 
 PYTHON ?= python3
-TESTS ?=
+TESTS ?= tests
 ARGS ?=
+
+# Most tests wait for processes and servers: three at a time keep two cores busy.
+WORKERS ?= 3
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -34,7 +38,7 @@ demo: venv servers
 	@$(BIN)/rank-exporter demo $(ARGS)
 
 test: lint servers
-	$(BIN)/python -m pytest $(TESTS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS)
 
 lint: venv
 	$(BIN)/ruff check .

@@ -103,7 +103,8 @@ def test_counters_and_facts(record, scrape):
     assert 0 < found.value("training_exporter_recording_seconds_total", **labels) < 1
     assert found.value("training_world_size", run="job") == 3
     assert found.value("training_skew_budget_ratio", run="job") == 0.25
-    facts = {"device": "cpu", "backend": "gloo", "framework": "", "clock": "", "group": "?", "local_rank": "1"}
+    facts = {"device": "cpu", "backend": "gloo", "framework": "", "clock": "", "group": "?", "waits_in": ""}
+    facts["local_rank"] = "1"
     assert found.value("training_rank_info", **labels, **facts, shard="") == 1
     errors = {s.labels["reason"]: s.value for s in found.find("training_exporter_errors_total", **labels)}
     assert errors == {reason: float(reason == "hook") for reason in ERROR_REASONS}

@@ -143,6 +143,7 @@ def test_every_source_has_its_series(machine: Machine) -> None:
         ("proc/self/mountstats", "device a:/b mounted on /b with fstype nfs4\n READ: x\n", set()),
         (f"proc/{PID}/cgroup", "nonsense\n", {"training_process_cpu_seconds_total", "training_process_cpus_allowed"}),
     ],
+    ids=["stat", "pressure", "disks", "mounts", "cgroup"],
 )
 def test_failing_source_costs_its_own_series(
     machine: Machine, capsys: pytest.CaptureFixture[str], file: str, text: str, lost: set[str]

@@ -40,12 +40,17 @@ def expect(examine, eventually, alertmanager):
     return expect
 
 
-def test_a_whole_installation(agent, start_prometheus, expect, examine):
+def test_a_whole_installation(agent, start_prometheus, expect, examine, eventually):
     """On a whole installation everything is good, and what was not given is said not to have been checked."""
     prometheus = start_prometheus({agent: {}})
     assert expect(prometheus) == {}
-    code, findings = examine("--prometheus", prometheus, "--agent", f"http://{agent}")
-    assert code == 0
+
+    def look():
+        code, findings = examine("--prometheus", prometheus, "--agent", f"http://{agent}")
+        assert code == 0, findings
+        return findings
+
+    findings = eventually(look)
     assert findings[f"agent http://{agent}"] == [("good", "version 0.1.0 serves 2 ranks of 1 runs → ")]
     for check, option in (
         ("operator", "--kube-yaml"),
