@@ -41,7 +41,7 @@ def _range(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tu
 @click.option("--slowest", type=click.IntRange(min=1), metavar="K", help="Show the K slowest steps.  [default: 3]")
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write the steps for ui.perfetto.dev.")
-def align(  # noqa: PLR0917 - one parameter an option
+def align(
     agents: tuple[str, ...],
     prometheus: str | None,
     logs: tuple[str, ...],
