@@ -129,8 +129,8 @@ RANK_INFO = Metric(
     name="training_rank_info",
     kind="gauge",
     help="Always 1. Facts about a rank: the shard it reads now, its place on the host, "
-    "what it trains with, and which clock its phases are timed by.",
-    labels=(*PER_RANK, "shard", "local_rank", "device", "backend", "framework", "clock", "group"),
+    "what it trains with, which clock its phases are timed by, and which of them include waiting for other ranks.",
+    labels=(*PER_RANK, "shard", "local_rank", "device", "backend", "framework", "clock", "group", "waits_in"),
 )
 WORLD_SIZE = Metric(
     name="training_world_size", kind="gauge", help="Ranks that the run was started with.", labels=("run",)

@@ -53,18 +53,19 @@ def run(arguments: Sequence[str]) -> None:
         main.__dict__["__rank_exporter_launched__"] = launched
 
 
-class _AfterTorch(MetaPathFinder):
-    """Calls back once torch has been imported: a script may set what torch reads as it is loaded, such as
-    OMP_NUM_THREADS, so it is not loaded before the script does so."""
+class _After(MetaPathFinder):
+    """Calls back once a module has been imported. Torch is not loaded before the script does so, which may set what
+    torch reads as it is loaded, such as OMP_NUM_THREADS; trainers are not loaded unless it does."""
 
-    def __init__(self, call: Callable[[], None]) -> None:
+    def __init__(self, module: str, call: Callable[[], None]) -> None:
+        self._module = module
         self._call = call
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != "torch":
+        if fullname != self._module:
             return None
         sys.meta_path.remove(self)
-        spec = importlib.util.find_spec("torch")
+        spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
@@ -78,15 +79,22 @@ class _AfterTorch(MetaPathFinder):
 
 def _instrument() -> None:
     from .instrument.exporter import start  # noqa: PLC0415 - begins to record, once the arguments are right
+    from .integrations.automatic import trainers  # noqa: PLC0415
 
     exporter = start()
 
     def watch() -> None:
-        from .instrument.automatic import watch_everything  # noqa: PLC0415 - needs torch
+        from .instrument.automatic import watch_everything, watch_sharded  # noqa: PLC0415 - needs torch
 
         watch_everything(exporter)
+        if "torch.distributed.fsdp" in sys.modules:
+            watch_sharded(exporter)
+        else:
+            sys.meta_path.insert(0, _After("torch.distributed.fsdp", lambda: watch_sharded(exporter)))
 
-    sys.meta_path.insert(0, _AfterTorch(watch))
+    sys.meta_path.insert(0, _After("torch", watch))
+    for module, watch_trainer in trainers(exporter).items():
+        sys.meta_path.insert(0, _After(module, watch_trainer))
 
 
 def _prepare_script(main: types.ModuleType, arguments: list[str]) -> CodeType:

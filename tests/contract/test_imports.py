@@ -22,7 +22,8 @@ LEVELS = (
     {"timeline", "lateness"},
     {"segment"},
     {"instrument", "agent", "analysis", "rulepack"},
-    {"demo", "doctor", "launcher"},
+    {"integrations"},
+    {"demo", "doctor", "launcher", "profiling"},
     {"cli", "__main__"},
 )
 TORCH = {"instrument/data.py", "instrument/model.py", "instrument/optimizer.py", "demo/train.py"}
@@ -57,12 +58,20 @@ def test_imports_go_one_way(module: Path) -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=str)
 def test_torch_is_imported_by_instrumentation_alone(module: Path) -> None:
-    """Only the hooks, and the demo's training script, need torch."""
+    """Only the hooks, those of trainers included, and the demo's training script, need torch."""
     loads = any(name.split(".")[0] == "torch" for name in imported(module))
-    assert not loads or str(module) in TORCH or module.parts[0] == "instrument"
+    assert not loads or str(module) in TORCH or module.parts[0] in ("instrument", "integrations")
 
 
-@pytest.mark.parametrize("package", ["segment", "agent", "analysis", "instrument"])
+@pytest.mark.parametrize("trainer", ["accelerate", "lightning", "transformers"])
+def test_trainers_are_imported_by_their_integration_alone(trainer: str) -> None:
+    """Nothing else needs a trainer, and what an integration is chosen by needs none either."""
+    loading = {str(module) for module in MODULES if any(name.split(".")[0] == trainer for name in imported(module))}
+    own = {"transformers": "huggingface"}.get(trainer, trainer)
+    assert loading == {f"integrations/{own}.py"}
+
+
+@pytest.mark.parametrize("package", ["segment", "agent", "analysis", "instrument", "integrations"])
 def test_package_faces_import_nothing(package: str) -> None:
     """Naming one module of a package loads that module and no other."""
     assert not (PACKAGE / package / "__init__.py").read_text().strip()
@@ -73,7 +82,7 @@ def test_agent_analysis_and_cli_leave_torch_alone() -> None:
     modules = [
         ".".join(["rank_exporter", *module.with_suffix("").parts])
         for module in MODULES
-        if part_of(module) not in ("instrument", "__init__")
+        if part_of(module) not in ("instrument", "integrations", "__init__")
         and str(module) not in TORCH
         and "__main__" not in module.name
     ]
@@ -88,7 +97,7 @@ def test_public_names_are_the_documented_ones() -> None:
     for name in rank_exporter.__all__:
         assert getattr(rank_exporter, name) is not None
     public = {name for name in vars(rank_exporter.Exporter) if not name.startswith("_")}
-    assert public == {"count", "identity", "phase", "set_shard", "steps", "stop", "watch"}
+    assert public == {"count", "identity", "phase", "profile", "set_shard", "steps", "stop", "watch"}
 
 
 def test_environment_is_read_in_one_place() -> None:

@@ -6,6 +6,7 @@ For scripts that are run through ``python -m rank_exporter`` and know nothing of
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 from torch.nn.parallel import DistributedDataParallel
@@ -14,7 +15,7 @@ from torch.utils.data import DataLoader
 
 from .exporter import Exporter
 
-__all__ = ["watch_everything"]
+__all__ = ["watch_everything", "watch_sharded"]
 
 
 def watch_everything(exporter: Exporter) -> None:
@@ -27,15 +28,50 @@ def watch_everything(exporter: Exporter) -> None:
         _watch_instances(kind, keyword, exporter)
 
 
+def watch_sharded(exporter: Exporter) -> None:
+    """Have ``exporter`` watch every model that is sharded from now on, by FullyShardedDataParallel or fully_shard.
+
+    To be called once torch.distributed.fsdp is loaded, which few scripts need.
+    """
+    package = sys.modules["torch.distributed.fsdp"]
+    wrapper: Any = getattr(package, "FullyShardedDataParallel", None)
+    if wrapper is not None:
+        _watch_instances(wrapper, "model", exporter)
+    shard: Any = getattr(package, "fully_shard", None)
+    if shard is None:
+        return
+
+    @functools.wraps(shard)
+    def fully_shard(module: Any, *args: Any, **kwargs: Any) -> Any:
+        made = shard(module, *args, **kwargs)
+        for sharded in module if isinstance(module, (list, tuple)) else (module,):
+            _watch(exporter, "model", sharded)
+        return made
+
+    # The package binds it under several names.
+    for name, loaded in list(sys.modules.items()):
+        if name.startswith(("torch.distributed.fsdp", "torch.distributed._composable")):
+            for attribute, value in list(vars(loaded).items()):
+                if value is shard:
+                    setattr(loaded, attribute, fully_shard)
+
+
+def _watch(exporter: Exporter, keyword: str, made: Any) -> None:
+    try:
+        if keyword == "model":
+            # Its parts that were watched are now timed as the whole.
+            exporter._unwatch(list(made.modules())[1:])
+        exporter._watch(**{keyword: made})
+    except Exception as error:  # noqa: BLE001 - see Recorder.fault
+        exporter._recorder.fault("hook", error)
+
+
 def _watch_instances(kind: Any, keyword: str, exporter: Exporter) -> None:
     construct = kind.__init__
 
     @functools.wraps(construct)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807 - becomes a method
         construct(self, *args, **kwargs)
-        try:
-            exporter.watch(**{keyword: self})
-        except Exception as error:  # noqa: BLE001 - see Recorder.fault
-            exporter._recorder.fault("hook", error)
+        _watch(exporter, keyword, self)
 
     kind.__init__ = __init__

@@ -23,7 +23,7 @@ from .production import Produced, TimedWorker
 from .recorder import Recorder
 from .shard import shard_of_batch, shard_of_dataset
 
-__all__ = ["watch_loader"]
+__all__ = ["Fetches", "watch_loader"]
 
 _INPUT_READY: Final = int(Phase.INPUT_READY)
 _FIRST_BATCH: Final = int(Phase.FIRST_BATCH)
@@ -31,19 +31,28 @@ _EVAL: Final = int(Phase.EVAL)
 _TIMED: Final = "_rank_exporter_timed"
 
 
-class _Fetches:
+class Fetches:
     """Times the fetches of one iterator: the first of an epoch apart, the one that finds it exhausted not at all.
 
     ``ready`` tells how many batches the workers have ready, where there are workers.
     """
 
-    __slots__ = ("_ready", "_recorder", "_workers", "first")
+    __slots__ = ("_loader", "_ready", "_recorder", "_workers", "first", "trains")
 
-    def __init__(self, recorder: Recorder, iterator: Any) -> None:
+    def __init__(self, recorder: Recorder, iterator: Any, loader: Any) -> None:
         self._recorder = recorder
+        self._loader = weakref.ref(loader)
+        self.trains = recorder.feeds_training(loader)
         self._workers = getattr(iterator, "_num_workers", 0)
         self._ready: Callable[[], int] | None = iterator._data_queue.qsize if self._workers else None
         self.first = True
+
+    def learn(self) -> None:
+        """A backward followed: the loader feeds training, whatever mode the model is in as it is asked."""
+        self.trains = True
+        loader = self._loader()
+        if loader is not None:
+            self._recorder.feed_with(loader)
 
     def time(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
         recorder = self._recorder
@@ -51,7 +60,8 @@ class _Fetches:
             batch = fetch(*arguments)
             return batch.batch if type(batch) is Produced else batch
         timeline = recorder.timeline
-        if not torch.is_grad_enabled():
+        recorder.fed = self
+        if not torch.is_grad_enabled() or (not self.trains and recorder.is_evaluating()):
             phase = _EVAL
         elif self.first:
             # The loop has moved on already, when it asked for this iterator.
@@ -100,9 +110,9 @@ class _TimedIterator:
 
     __slots__ = ("_fetches", "_inner")
 
-    def __init__(self, inner: Iterator[Any], recorder: Recorder) -> None:
+    def __init__(self, inner: Iterator[Any], recorder: Recorder, loader: Any) -> None:
         self._inner = inner
-        self._fetches = _Fetches(recorder, None)
+        self._fetches = Fetches(recorder, None, loader)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -118,8 +128,8 @@ def _timed_iterator_class(kind: Any) -> Any:
 
     def _reset(self: Any, *args: Any, **kwargs: Any) -> None:
         # Workers that are kept for the next epoch.
-        recorder = self._rank_exporter_fetches._recorder
-        with _building(recorder):
+        fetches = self._rank_exporter_fetches
+        with _building(fetches._recorder, fetches.trains):
             kind._reset(self, *args, **kwargs)
         self._rank_exporter_fetches.first = True
 
@@ -131,10 +141,11 @@ def _timed_iterator_class(kind: Any) -> Any:
 class _building:  # noqa: N801 - used like a function
     """The loop asks for an iterator: the step is over, and what follows is none until the first batch is there."""
 
-    __slots__ = ("_phase", "_recorder")
+    __slots__ = ("_phase", "_recorder", "_trains")
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: Recorder, trains: bool) -> None:
         self._recorder = recorder
+        self._trains = trains
         self._phase: Phase | None = None
 
     def __enter__(self) -> None:
@@ -142,7 +153,7 @@ class _building:  # noqa: N801 - used like a function
         if recorder.is_elsewhere():
             return
         self._phase = Phase.EVAL
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and (self._trains or not recorder.is_evaluating()):
             self._phase = Phase.FIRST_BATCH
             recorder.advance()
         recorder.timeline.enter(self._phase)
@@ -154,12 +165,12 @@ class _building:  # noqa: N801 - used like a function
 
 def _timed_methods(kind: Any, recorder: Recorder) -> dict[str, Any]:
     def __iter__(self: Any) -> Any:  # noqa: N807 - becomes a method
-        with _building(recorder):
-            return _TimedIterator(kind.__iter__(self), recorder)
+        with _building(recorder, recorder.feeds_training(self)):
+            return _TimedIterator(kind.__iter__(self), recorder, self)
 
     def _get_iterator(self: Any) -> Any:
         initialise = self.worker_init_fn
-        with _building(recorder):
+        with _building(recorder, recorder.feeds_training(self)):
             if self.num_workers:
                 self.worker_init_fn = TimedWorker(initialise)
             try:
@@ -167,9 +178,9 @@ def _timed_methods(kind: Any, recorder: Recorder) -> dict[str, Any]:
             finally:
                 self.worker_init_fn = initialise
             if not isinstance(iterator, _BaseDataLoaderIter):
-                return _TimedIterator(iterator, recorder)
+                return _TimedIterator(iterator, recorder, self)
             own: Any = type(iterator)
-            iterator._rank_exporter_fetches = _Fetches(recorder, iterator)  # type: ignore[attr-defined]
+            iterator._rank_exporter_fetches = Fetches(recorder, iterator, self)  # type: ignore[attr-defined]
             if not hasattr(iterator, _TIMED):
                 iterator.__class__ = _timed_iterator_class(own)
             return iterator

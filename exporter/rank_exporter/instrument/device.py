@@ -113,6 +113,11 @@ class DeviceClock:
         self._unresolved.append(_Unresolved(stamps, spent, ended_ns, self._take(), on_host))
         self.resolve()
 
+    @property
+    def unresolved(self) -> int:
+        """Steps that have ended and are not published."""
+        return len(self._unresolved)
+
     def resolve(self, *, everything: bool = False) -> None:
         """Publish the steps that the device has passed; ``everything``: by the host's time where it has not."""
         while self._unresolved:

@@ -17,12 +17,14 @@ from ..errors import SegmentError, SettingError
 from ..identity import Identity
 from ..phases import Phase
 from ..segment.discovery import prepare
+from ..segment.request import ProfileRequest
 from ..segment.writer import SegmentWriter
 from . import loop
 from .gc import watch_gc
 from .keeper import AgentKeeper
 from .peers import PeerExchange
 from .recorder import Recorder, log
+from .wrappers import innermost
 
 if TYPE_CHECKING:
     from torch.nn import Module
@@ -88,10 +90,19 @@ class Exporter:
     ) -> None:
         """Record the phases of an unchanged training loop through hooks. Needs torch.
 
-        model: torch.nn.Module; with DistributedDataParallel the wait for collectives is told from backward.
+        model: torch.nn.Module; with DistributedDataParallel the wait for collectives is told from backward, with
+        fully_shard from forward and backward; of FullyShardedDataParallel forward and backward include it.
         optimizer: one or several; a step ends with the last of them. dataloader: the one that feeds training.
-        Call it again for what is made later. Raises SettingError for what cannot be watched.
+        Each may be as a trainer wrapped it: Accelerate's and Fabric's are timed inside their wrappers. Call it again
+        for what is made later. Raises SettingError for what cannot be watched.
         """
+        if dataloader is not None:
+            self._watch(dataloader=dataloader)
+            self._recorder.feed_with(innermost(dataloader))
+        self._watch(model=model, optimizer=optimizer)
+
+    def _watch(self, *, model: Any = None, optimizer: Any = None, dataloader: Any = None) -> None:
+        """As watch, save that the dataloader may as well be evaluation's, which is found out."""
         from .data import watch_loader  # noqa: PLC0415 - torch is loaded where it is used
         from .model import watch_model  # noqa: PLC0415
         from .optimizer import watch_optimizer  # noqa: PLC0415
@@ -106,9 +117,16 @@ class Exporter:
             todo.append((dataloader, watch_loader))
         self._watched = [(known, undo) for known, undo in self._watched if known() is not None]
         for watched, hook in todo:
+            watched = innermost(watched)  # noqa: PLW2901
             if not any(known() is watched for known, _ in self._watched):
                 undo = hook(watched, self._recorder)
                 self._watched.append((weakref.ref(watched), undo))
+
+    def _unwatch(self, several: list[Any]) -> None:
+        """Take the hooks of some of what is watched out again."""
+        for entry in [entry for entry in self._watched if any(entry[0]() is one for one in several)]:
+            self._watched.remove(entry)
+            entry[1]()
 
     def steps(self, batches: Iterable[T], *, accumulate: int = 1) -> Iterator[T]:
         """Iterate over batches, timing each fetch; a step is ``accumulate`` batches and what is done with them.
@@ -154,6 +172,21 @@ class Exporter:
             self._recorder.writer.count(*numbers)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("count", error)
+
+    def profile(self, steps: int = 5, *, directory: str | os.PathLike[str] = "profiles") -> None:
+        """Profile the next whole steps with torch.profiler, 100 at most. Needs torch.
+
+        Each rank writes DIRECTORY/rank-<rank>-steps-<first>-<last>.pt.trace.json, in which steps and phases are ranges
+        of the names they are measured by: call it in the same step on every rank to get the same steps from all.
+        They, and the step after them in which the trace is written, are left out of the histograms; in the step
+        records they are flagged. What goes wrong is counted as an error, and training goes on.
+        """
+        try:
+            first = self._recorder.steps_ended + 2
+            where = os.path.abspath(directory)  # noqa: PTH100 - of a Path as of a str
+            self._recorder.profile(ProfileRequest(first=first, last=first + steps - 1, directory=where))
+        except Exception as error:  # noqa: BLE001 - see Recorder.fault
+            self._recorder.fault("profile", error)
 
     def stop(self) -> None:
         """Publish the last step, take all hooks out and end this rank's segment. Idempotent.

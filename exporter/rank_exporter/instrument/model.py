@@ -25,9 +25,10 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import SettingError
 from ..phases import Phase
 from .cuda import CudaTimer
+from .fsdp import is_sharded, waits_in, watch_groups
 from .recorder import Recorder
 
-__all__ = ["watch_model"]
+__all__ = ["follow_backward", "watch_model"]
 
 # Plain integers: looking a member of an enumeration up costs as much as reading the clock.
 _FORWARD: Final = int(Phase.FORWARD)
@@ -79,7 +80,9 @@ class _ModelHooks:
     def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._timeline = recorder.timeline
-        self._distributed = weakref.ref(model) if isinstance(model, DistributedDataParallel) else None
+        self._model = weakref.ref(model)
+        inside = getattr(model, "_orig_mod", model)  # of what torch.compile returned
+        self._distributed = weakref.ref(inside) if isinstance(inside, DistributedDataParallel) else None
         self._undo: list[Callable[[], None]] = []
         self._followed = True
         self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
@@ -109,14 +112,27 @@ class _ModelHooks:
                 return
             if timeline.phase != _BACKWARD:
                 timeline.leave(_FORWARD)
+                if timeline.phase == _FORWARD:
+                    return  # a part of a watched model: backward is the whole one's
+                if self._distributed is None and (around := DistributedDataParallel._active_ddp_module) is not None:
+                    self._within(around)
                 for _, node in zip(range(_OUTPUTS), _graph_nodes(output), strict=False):
                     node.register_prehook(self.backward_begins)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
 
+    def _within(self, distributed: DistributedDataParallel) -> None:
+        """The model was wrapped after it was watched, or it alone was given to watch."""
+        self._distributed = weakref.ref(distributed)
+        self._recorder.tell(backend=_backend(distributed), waits_in=waits_in(distributed))
+
     def backward_begins(self, _gradients: Any) -> None:
         try:
             if self._timeline.phase != _BACKWARD:
+                fed = self._recorder.fed
+                if fed is not None and not fed.trains:
+                    fed.learn()
+                self._recorder.trained = self._model
                 self._queue(self.last_gradient_ready)
                 self._timeline.enter(_BACKWARD)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
@@ -173,6 +189,10 @@ class _ModelHooks:
         model._compiled_call_impl = timed
         self._undo.append(undo)
 
+    def also(self, undo: Callable[[], None]) -> None:
+        """What else is to be undone as the hooks are removed."""
+        self._undo.append(undo)
+
     def remove(self) -> None:
         """Take every hook out again, and follow the model no longer."""
         self._followed = False
@@ -213,10 +233,17 @@ def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
     _follow_compile()
     hooks = _watched[model] = _ModelHooks(model, recorder)
     hooks.register(model)
+    recorder.models.append(weakref.ref(model))
     device = _device(model)
-    facts = {"framework": f"torch {torch.__version__}", "device": "" if device is None else str(device)}
+    facts = {
+        "framework": f"torch {torch.__version__}",
+        "device": "" if device is None else str(device),
+        "waits_in": waits_in(model),
+    }
+    if is_sharded(model):
+        hooks.also(watch_groups(recorder))
     if isinstance(model, DistributedDataParallel) and torch.distributed.is_initialized():
-        facts["backend"] = str(torch.distributed.get_backend(model.process_group))
+        facts["backend"] = _backend(model)
     if device is not None and device.type == "cuda":
         # By which the agent knows the GPU, whatever number the rank has for it.
         facts["device_uuid"] = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
@@ -224,6 +251,17 @@ def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
     if device is not None and device.type == "cuda":
         recorder.use_device(CudaTimer(device))
     return hooks.remove
+
+
+def _backend(model: DistributedDataParallel) -> str:
+    return str(torch.distributed.get_backend(model.process_group))
+
+
+def follow_backward(loss: Any, model: torch.nn.Module, recorder: Recorder) -> None:
+    """Time the backward that is about to begin at ``loss``, for a trainer that runs forward in a way of its own."""
+    hooks = _watched.get(model) or _ModelHooks(model, recorder)
+    for _, node in zip(range(_OUTPUTS), _graph_nodes(loss), strict=False):
+        node.register_prehook(hooks.backward_begins)
 
 
 def _device(model: torch.nn.Module) -> torch.device | None:

@@ -105,7 +105,9 @@ class PeerExchange:
         while True:
             # Not imported: torch is none of this thread's business until training has loaded it.
             distributed = sys.modules.get("torch.distributed")
-            if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            # The thread that trains may be in the midst of loading it.
+            is_initialized = getattr(distributed, "is_initialized", None)
+            if distributed is not None and is_initialized is not None and is_initialized():
                 if distributed.get_world_size() != self._identity.world_size:
                     size = distributed.get_world_size()
                     self._give_up(f"the process group has {size} ranks, the run {self._identity.world_size}")

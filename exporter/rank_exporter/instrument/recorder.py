@@ -5,15 +5,19 @@ from __future__ import annotations
 import logging
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Final
 
-from ..segment.layout import BY_DEVICE
+from ..errors import SettingError
+from ..segment.layout import BY_DEVICE, PROFILED
+from ..segment.request import ProfileRequest, take
 from ..segment.writer import SegmentWriter, Taken
 from ..timeline import Timeline
 from .device import DeviceClock
 
 if TYPE_CHECKING:
     from .device import DeviceTimer
+    from .profile import ProfileWindow
 
 __all__ = ["Recorder"]
 
@@ -26,21 +30,31 @@ class Recorder:
     ``moves_on_at_forward``: no loader is watched, so that a forward after an optimizer begins the next step.
     ``optimizer_is_watched``: without one, each batch, or each forward without a loader, is a step of its own;
     ``has_input`` tells whether there was one since the loop last moved on. ``shard_is_given``: the user names shards,
-    so that none is looked for; ``default_shard`` stands for a loader that names none.
+    so that none is looked for; ``default_shard`` stands for a loader that names none. ``models`` are those watched,
+    ``trained`` the one that a backward was last run on;
+    ``training_loaders`` are known to feed training, be it that the user says so or that a backward followed: others
+    may be evaluation's, which ``is_evaluating`` tells as long as they are not known. ``fed`` is what the loop was last
+    fed by.
     """
 
     __slots__ = (
         "_device",
+        "_profiled",
         "_warned",
+        "_window",
         "default_shard",
         "facts",
+        "fed",
         "has_input",
+        "models",
         "moves_on_at_forward",
         "optimizer_is_watched",
         "rank",
         "shard_is_given",
         "thread",
         "timeline",
+        "trained",
+        "training_loaders",
         "writer",
     )
 
@@ -53,17 +67,78 @@ class Recorder:
         self.has_input = False
         self.default_shard = default_shard
         self.shard_is_given = False
+        self.models: list[weakref.ref[Any]] = []
+        self.trained: weakref.ref[Any] | None = None
+        self.training_loaders: list[weakref.ref[Any]] = []
+        self.fed: Any = None
         self.facts = {"clock": "host"}
         self._warned: set[str] = set()
         self._device: DeviceClock | None = None
+        self._window: ProfileWindow | None = None
+        self._profiled = range(0)
         self.timeline = Timeline(self._commit, live=writer.words, live_index=writer.phase_word)
         writer.set_facts(self.facts)
 
     def _commit(self, spent: list[int], ended_ns: int) -> None:
+        writer = self.writer
         try:
-            self.writer.commit(spent, ended_ns)
+            writer.commit(spent, ended_ns, None, self._flags() if self._profiled else 0)
         except Exception as error:  # noqa: BLE001 - a step that cannot be recorded must not stop training
             self.fault("step", error)
+        if writer.words[writer.profile_word]:
+            self._profile()
+
+    def _commit_to_device(self, spent: list[int], ended_ns: int) -> None:
+        assert self._device is not None  # noqa: S101 - the clock that commits here
+        self._device.commit(spent, ended_ns)
+        if self.writer.words[self.writer.profile_word]:
+            self._profile()
+
+    def _flags(self) -> int:
+        return PROFILED if self.writer.words[self.writer.steps_word] + 1 in self._profiled else 0
+
+    @property
+    def steps_ended(self) -> int:
+        """Steps that have ended, be they published or not."""
+        return self.writer.words[self.writer.steps_word] + (0 if self._device is None else self._device.unresolved)
+
+    def profile(self, request: ProfileRequest) -> None:
+        """Profile the requested steps, unless a profile is under way or they have begun."""
+        from .profile import ProfileWindow  # noqa: PLC0415 - torch is loaded where it is used
+
+        if self._window is not None:
+            raise SettingError("a profile is under way: ask again when it is written")
+        if request.first <= self.steps_ended:
+            raise SettingError(f"steps {request.first}..{request.last} have begun: {self.steps_ended} are done")
+        self._window = ProfileWindow(request, rank=self.rank, timeline=self.timeline, fault=self.fault)
+        # The step after the last is the one in which the trace is written.
+        self._profiled = range(request.first, request.last + 2)
+        self.writer.words[self.writer.profile_word] = 1
+
+    def _profile(self) -> None:
+        """A step has ended, and a profile is wanted or under way."""
+        try:
+            path = self.writer.path
+            if self._window is None:
+                # Before it is looked for: a request that comes now sets the word again.
+                self.writer.words[self.writer.profile_word] = 0
+                if path is not None and (request := take(path)) is not None:
+                    self.profile(request)
+            if self._window is not None and not self._window.step_ended(self.steps_ended):
+                self._window = None
+        except Exception as error:  # noqa: BLE001 - see fault
+            self.fault("profile", error)
+            self._abandon_profile()
+
+    def _abandon_profile(self) -> None:
+        window, self._window = self._window, None
+        if window is None:
+            return
+        self._profiled = range(window.request.first, self.steps_ended + 2)
+        try:
+            window.abandon()
+        except Exception as error:  # noqa: BLE001 - see fault
+            self.fault("profile", error)
 
     def use_device(self, timer: DeviceTimer) -> None:
         """Have phases timed by the device from now on. Once is enough; before the first step."""
@@ -78,7 +153,7 @@ class Recorder:
         )
         self._device = clock
         self.timeline.use_clock(clock)
-        self.timeline.connect(clock.commit, live=self.writer.words, live_index=self.writer.phase_word)
+        self.timeline.connect(self._commit_to_device, live=self.writer.words, live_index=self.writer.phase_word)
         self.tell(clock="device")
 
     def _device_fails(self, error: Exception) -> None:
@@ -87,7 +162,7 @@ class Recorder:
 
     def _publish(self, spent: list[int], ended_ns: int, taken: Taken, by_device: bool) -> None:
         try:
-            self.writer.commit(spent, ended_ns, taken, BY_DEVICE if by_device else 0)
+            self.writer.commit(spent, ended_ns, taken, (BY_DEVICE if by_device else 0) | self._flags())
         except Exception as error:  # noqa: BLE001 - see _commit
             self.fault("step", error)
 
@@ -110,6 +185,23 @@ class Recorder:
         """Whether this is another thread than the recorder's, whose hooks must leave it alone."""
         return threading.get_ident() != self.thread
 
+    def is_evaluating(self) -> bool:
+        """Whether the model in training, or all that are watched before one is, are in evaluation mode."""
+        candidates = self.models if self.trained is None else [self.trained]
+        modes = [model.training for known in candidates if (model := known()) is not None]
+        return bool(modes) and not any(modes)
+
+    def feed_with(self, loader: Any) -> None:
+        """From now on the loader is known to feed training."""
+        self.training_loaders = [
+            known for known in self.training_loaders if known() is not None and known() is not loader
+        ]
+        self.training_loaders.append(weakref.ref(loader))
+
+    def feeds_training(self, loader: Any) -> bool:
+        """Whether the loader is known to."""
+        return any(known() is loader for known in self.training_loaders)
+
     def advance(self) -> None:
         """The loop moves on."""
         self.timeline.advance(force=self.has_input and not self.optimizer_is_watched)
@@ -118,6 +210,7 @@ class Recorder:
     def close(self) -> None:
         """Publish the last step if it is complete, end the segment, and record into the void from now on."""
         self.timeline.advance()
+        self._abandon_profile()
         if self._device is not None:
             self._device.resolve(everything=True)
         self.writer.close()
@@ -125,6 +218,9 @@ class Recorder:
 
     def abandon(self) -> None:
         """In a forked child: leave the parent's segment alone for good."""
+        if self._window is not None:
+            self._window.forget()
+            self._window = None
         self.writer.detach()
         self._reconnect()
 

@@ -12,7 +12,7 @@ words                   ``Word``: what changes outside a commit (phase, errors, 
 identity, 2 KiB         JSON, fixed: run, rank, local_rank, world_size, host, pid, pid_start_ticks,
                         started_unix_ns, skew_budget_ratio
 facts, 2 KiB            length and CRC-32, then JSON that may change: device, device_uuid, backend,
-                        framework, clock, group
+                        framework, clock, group, waits_in
 shard names             SHARD_SLOTS names of SHARD_NAME_BYTES, NUL-padded UTF-8
 histograms              HISTOGRAMS times: sum in ns, then histogram.BUCKETS counts
 ring                    RING_STEPS records of ``STEP_RECORD``: the latest steps
@@ -43,6 +43,7 @@ __all__ = [
     "MAGIC",
     "OTHER_SHARD",
     "PREAMBLE",
+    "PROFILED",
     "RING_STEPS",
     "SHARD_NAME_BYTES",
     "SHARD_SLOTS",
@@ -73,6 +74,7 @@ ERROR_REASONS: Final[tuple[str, ...]] = (
     "step",
     "peers",
     "device",
+    "profile",
 )
 """Faults a rank can meet at run time, in the order of their words. Append only."""
 
@@ -109,6 +111,9 @@ class Word(IntEnum):
     """Batches that were ready when the training loop asked for the latest one."""
     LOADER_WORKERS = 33
     """Workers of the training loader, plus one; 0 where no loader is watched."""
+    PROFILE = 34
+    """Set by whoever asks the rank to profile, see segment.request; 0 again once the rank is done. Looked at as a step
+    ends."""
 
 
 WORDS: Final = 64
@@ -129,6 +134,8 @@ STEP_RECORD: Final = struct.Struct(f"=QQII{len(Phase)}Q4Q")
 padded samples, reserved (0)."""
 BY_DEVICE: Final = 1
 """Flag of a record whose phases were timed by the device."""
+PROFILED: Final = 2
+"""Flag of a record of a step that was profiled, or in which a profile was written: it is in no histogram."""
 RING_STEPS: Final = 4096
 
 WORDS_OFFSET: Final = PREAMBLE.size

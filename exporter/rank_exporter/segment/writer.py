@@ -21,7 +21,7 @@ from ..histogram import LAST, OFFSET, PER_OCTAVE, bucket_index
 from ..identity import Identity
 from ..phases import Phase
 from . import layout
-from .layout import OTHER_SHARD, SHARD_NONE, SHARD_SLOTS, Word
+from .layout import OTHER_SHARD, PROFILED, SHARD_NONE, SHARD_SLOTS, Word
 
 __all__ = ["SHARD_IDLE_NS", "SegmentWriter", "Taken"]
 
@@ -85,6 +85,8 @@ class SegmentWriter:
     )
 
     phase_word: Final = _FIRST + int(Word.PHASE)
+    steps_word: Final = _FIRST + int(Word.STEPS)
+    profile_word: Final = _FIRST + int(Word.PROFILE)
     words: memoryview
 
     def __init__(
@@ -207,7 +209,7 @@ class SegmentWriter:
         bases = self._bases
         shard, samples, tokens, padded = taken
         bases[0] = _HISTOGRAMS + shard * layout.HISTOGRAM_WORDS
-        for phase, ns in enumerate(spent):
+        for phase, ns in enumerate(spent if not flags & PROFILED else ()):
             if ns > 0:
                 base = bases[phase]
                 words[base] += ns
