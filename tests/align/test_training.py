@@ -15,6 +15,8 @@ from rank_exporter.analysis.align import Alignment, align
 from rank_exporter.analysis.steps_load import load_agents
 from rank_exporter.phases import Phase
 
+pytestmark = pytest.mark.alone
+
 HERE = Path(__file__).parent
 RANKS = 4
 STEPS = 28

@@ -15,6 +15,7 @@ from rank_exporter.doctor.endpoint import Endpoint
 from rank_exporter.doctor.finding import State
 from rank_exporter.doctor.grafana import check_grafana
 from rank_exporter.doctor.prometheus import Prometheus
+from rank_exporter.doctor.targets import remedy_for
 
 SERVER_CHECKS = {"targets", "ranks", "metrics", "labels", "rules", "sending", "receivers"}
 
@@ -76,6 +77,26 @@ def test_a_target_is_down(agent, start_prometheus, expect, free_port):
     found = expect(start_prometheus({agent: {}, f"127.0.0.1:{port}": {}}), "targets")
     assert f"http://127.0.0.1:{port}/metrics is down: " in found["targets"]
     assert "see that a job runs there" in found["targets"]
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (
+            'Get "http://eof-403.example:40139/metrics": dial tcp 10.40.1.40:40139: connect: connection refused',
+            "see that a job runs there",
+        ),
+        ("server returned HTTP status 401 Unauthorized", "give the scrape configuration a user"),
+        ("server returned HTTP status 403 Forbidden", "let Prometheus through"),
+        ('Get "http://node-401:10911/metrics": context deadline exceeded', "let Prometheus reach the port"),
+        ('Get "http://eof:1/metrics": dial tcp: lookup eof-401 on 10.0.0.2:53: no such host', "give hosts a name"),
+        ('Get "http://10.0.0.1:10911/metrics": EOF', "set the scheme to https"),
+        ("something new", "ask for that address by hand"),
+    ],
+)
+def test_remedy_follows_the_error_and_not_the_address(error, remedy):
+    """Digits and words of a host's name or port are not taken for the error."""
+    assert remedy_for(error).startswith(remedy)
 
 
 def test_credentials_are_missing(start_agent, start_prometheus, expect, tmp_path):

@@ -12,13 +12,13 @@ from ..config import DEFAULT_PORT
 from .finding import Finding, broken, good, unknown
 from .prometheus import Labels, Prometheus
 
-__all__ = ["check_targets"]
+__all__ = ["check_targets", "remedy_for"]
 
 _SLOWEST_SECONDS = 60.0
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _REMEDIES = (
-    ("401", "give the scrape configuration a user of the agents' web configuration (basic_auth)"),
-    ("403", "let Prometheus through whatever stands before the agents"),
+    ("HTTP status 401", "give the scrape configuration a user of the agents' web configuration (basic_auth)"),
+    ("HTTP status 403", "let Prometheus through whatever stands before the agents"),
     ("x509", "give the scrape configuration the authority of the agents' certificates (tls_config) and their name"),
     ("certificate", "give the scrape configuration a client certificate of the agents' authority (tls_config)"),
     ("HTTP response to HTTPS", "set the scheme to http, or give the agents a web configuration with TLS"),
@@ -32,6 +32,7 @@ _REMEDIES = (
     ("no such host", "give hosts a name that Prometheus resolves: set RANK_EXPORTER_HOST or listen_address"),
     ("sample_limit", "raise the limit on samples"),
 )
+_ADDRESS = re.compile(r'"[^"]*://[^"]*"|(dial|read) (tcp|udp) \S+|lookup \S+')
 _FIND = (
     "with the operator: see the checks of its resources (--kube-yaml), and that pods have the labels that the "
     "PodMonitor selects; with file_sd: see that RANK_EXPORTER_FILE_SD_DIR and the configuration name the same directory"
@@ -48,8 +49,7 @@ def check_targets(prometheus: Prometheus) -> Iterator[Finding]:
     down = [target for target in ours if target["health"] == "down"]
     for target in down:
         error = target["lastError"]
-        remedy = next((remedy for words, remedy in _REMEDIES if words in error), "ask for that address by hand")
-        yield broken("targets", f"{target['scrapeUrl']} is down: {error}", remedy)
+        yield broken("targets", f"{target['scrapeUrl']} is down: {error}", remedy_for(error))
     slow = {target["scrapeInterval"] for target in ours if _seconds(target) > _SLOWEST_SECONDS}
     if slow:
         yield broken(
@@ -60,6 +60,12 @@ def check_targets(prometheus: Prometheus) -> Iterator[Finding]:
     if not down and not slow:
         yield good("targets", f"{len(ours)} agents are up")
     yield from _check_ranks(prometheus)
+
+
+def remedy_for(error: str) -> str:
+    """What to do about an error of Prometheus's scraping. Hosts and ports in it may look like anything: not read."""
+    told = _ADDRESS.sub("", error)
+    return next((remedy for words, remedy in _REMEDIES if words in told), "ask for that address by hand")
 
 
 def _is_ours(target: dict[str, Any], agents: Sequence[Labels]) -> bool:
