@@ -13,6 +13,7 @@ import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -140,7 +141,7 @@ def start_alertmanager(tmp_path):
 
 
 @pytest.fixture
-def start_prometheus(tmp_path, alertmanager):
+def start_prometheus(tmp_path, alertmanager, eventually):
     """Starts Prometheus and returns its URL.
 
     ``targets``: HOST:PORT with labels. ``job``: more of the scrape configuration. ``rules``: texts of rule files, the
@@ -167,7 +168,18 @@ def start_prometheus(tmp_path, alertmanager):
             command += ["--rules.alert.resend-delay=1s"]
             command += [f"--storage.tsdb.path={tmp_path / 'tsdb'}", f"--web.listen-address=127.0.0.1:{port}"]
             stack.enter_context(running(command, tmp_path / "prometheus.log"))
-            return f"http://127.0.0.1:{port}"
+            url = f"http://127.0.0.1:{port}"
+
+            def has_discovered():
+                try:
+                    found = httpx.get(f"{url}/api/v1/targets", params={"state": "active"}, trust_env=False).json()
+                except (httpx.TransportError, ValueError) as error:
+                    raise AssertionError("Prometheus is not up") from error
+                assert len(found["data"]["activeTargets"]) == jobs * len(targets)
+
+            # Until then Prometheus knows of no target, which is a fault of its own.
+            eventually(has_discovered)
+            return url
 
         yield start
 
