@@ -85,7 +85,8 @@ def test_accumulation_makes_one_step_of_four_fetches(recorded: Load) -> None:
     assert len(accumulated) == STEPS // 4
     assert accumulated["samples"].tolist() == [32] * 8
     for phase in (Phase.FORWARD, Phase.BACKWARD):
-        assert np.median(accumulated["ns"][:, phase]) > 2 * np.median(plain["ns"][:, phase])
+        # The fastest of either: what else runs on the machine only makes a step longer.
+        assert accumulated["ns"][:, phase].min() > 2 * plain["ns"][:, phase].min()
 
 
 def test_evaluation_stays_out_of_the_steps(recorded: Load) -> None:
@@ -93,9 +94,8 @@ def test_evaluation_stays_out_of_the_steps(recorded: Load) -> None:
     ns = recorded("evaluation", 0)["steps"]["ns"]
     assert (ns[2::2, Phase.EVAL] > 0).all()
     assert (ns[1::2, Phase.EVAL] == 0).all()
-    plain = recorded("balanced", 0)["steps"]["ns"]
     for phase in (Phase.INPUT_READY, Phase.FORWARD):
-        assert np.median(ns[:, phase]) < 3 * np.median(plain[:, phase]) + 1e6
+        assert ns[2::2, phase].min() < 0.5 * DELAY_NS
 
 
 def test_explicit_phases_agree_with_hooks(recorded: Load) -> None:
