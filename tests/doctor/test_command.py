@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 
@@ -30,6 +31,10 @@ def test_what_a_person_reads(alertmanager, free_port):
     assert f"{nowhere} cannot be reached" in lines[number]
     assert lines[number + 1].startswith("             → see that the address is right")
     assert lines[-1].startswith("1 good, 0 broken, ")
+    told = json.loads(run("--prometheus", nowhere, "--alertmanager", f"http://{alertmanager}", "--json").stdout)
+    for finding in told:
+        # Whole, however narrow the terminal: a remedy is often a command to copy.
+        assert not finding["remedy"] or f"             → {finding['remedy']}" in lines
 
 
 def test_nothing_could_be_checked(free_port):

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.padding import Padding
 from rich.text import Text
 
 from .finding import Finding, State
@@ -27,7 +26,8 @@ def _lines(finding: Finding) -> Iterable[RenderableType]:
     state = (finding.state.value.ljust(_WIDTH), _STYLES[finding.state])
     yield Text.assemble(state, "  ", (finding.check, "bold"), ": ", finding.seen)
     if finding.remedy:
-        yield Padding(Text(f"→ {finding.remedy}"), (0, 0, 0, _WIDTH + 2))
+        # Indented by hand: a padding would cut a remedy, often a command to copy, at the width of the terminal.
+        yield Text(f"{'':{_WIDTH + 2}}→ {finding.remedy}")
 
 
 def summary(findings: Sequence[Finding]) -> str:
