@@ -74,5 +74,5 @@ def cumulative(counts: npt.NDArray[np.uint64], edges: tuple[int, ...]) -> list[i
 
     ``counts``: shape (BUCKETS,), observations per bucket. Returns len(edges) + 1 integers.
     """
-    running = counts.cumsum()
-    return [int(running[edge]) for edge in edges] + [int(running[-1])]
+    found: list[int] = counts.cumsum().take((*edges, LAST)).tolist()
+    return found

@@ -7,6 +7,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from typing import Final
 
+import numpy as np
+import numpy.typing as npt
 from prometheus_client.core import Exemplar
 
 from .. import __version__, catalog
@@ -18,7 +20,7 @@ from ..segment.layout import Word
 from ..segment.reader import Snapshot
 from .buckets import EDGES
 from .exemplars import slowest_inputs
-from .families import Bucket, Families
+from .families import Families, Histogram
 from .faults import Faults
 from .residence import Resident
 
@@ -139,39 +141,35 @@ def _encodable(text: str) -> str:
 
 
 def _add_phases(families: Families, labels: tuple[str, str, str], snapshot: Snapshot, exemplars: _Exemplars) -> None:
-    slots = (*range(len(snapshot.shards)), layout.OTHER_SHARD, layout.SHARD_NONE)
     for phase in Phase:
-        for slot in slots if phase is Phase.INPUT_READY else (layout.SHARD_NONE,):
-            histogram = snapshot.histograms[layout.histogram_slot(phase, slot)]
-            edges, texts = EDGES[phase]
-            counts = cumulative(histogram[1:], edges)
-            if not counts[-1]:
-                continue
-            buckets = _buckets(edges, texts, counts, exemplars.get(slot) if phase is Phase.INPUT_READY else None)
+        for slot in _slots(snapshot) if phase is Phase.INPUT_READY else (layout.SHARD_NONE,):
             shard = snapshot.shard_name(slot) if phase is Phase.INPUT_READY else ""
-            total = int(histogram[0]) / 1e9
-            families.add_histogram(catalog.PHASE_DURATION, (*labels, phase.label, shard), buckets, total)
+            exemplar = exemplars.get(slot) if phase is Phase.INPUT_READY else None
+            counts = snapshot.histograms[layout.histogram_slot(phase, slot)]
+            if (histogram := _histogram((*labels, phase.label, shard), phase, counts, exemplar)) is not None:
+                families.add_histogram(catalog.PHASE_DURATION, histogram)
 
 
 def _add_production(families: Families, labels: tuple[str, str, str], snapshot: Snapshot) -> None:
-    # Coarse: what counts here is the mean, which comes from sum and count.
-    edges, texts = EDGES[Phase.FIRST_BATCH]
-    for slot in (*range(len(snapshot.shards)), layout.OTHER_SHARD, layout.SHARD_NONE):
-        histogram = snapshot.histograms[layout.production_slot(slot)]
-        counts = cumulative(histogram[1:], edges)
-        if counts[-1]:
-            buckets = _buckets(edges, texts, counts, None)
-            families.add_histogram(
-                catalog.BATCH_PRODUCTION, (*labels, snapshot.shard_name(slot)), buckets, int(histogram[0]) / 1e9
-            )
+    for slot in _slots(snapshot):
+        counts = snapshot.histograms[layout.production_slot(slot)]
+        # Coarse: what counts here is the mean, which comes from sum and count.
+        histogram = _histogram((*labels, snapshot.shard_name(slot)), Phase.FIRST_BATCH, counts, None)
+        if histogram is not None:
+            families.add_histogram(catalog.BATCH_PRODUCTION, histogram)
 
 
-def _buckets(
-    edges: tuple[int, ...], texts: list[str], counts: list[int], exemplar: tuple[int, Exemplar] | None
-) -> list[Bucket]:
-    buckets: list[Bucket] = list(zip(texts, counts, strict=True))
-    if exemplar is not None:
-        ns, shown = exemplar
-        place = bisect_left(edges, bucket_index(ns))
-        buckets[place] = (*buckets[place], shown)
-    return buckets
+def _slots(snapshot: Snapshot) -> tuple[int, ...]:
+    return (*range(len(snapshot.shards)), layout.OTHER_SHARD, layout.SHARD_NONE)
+
+
+def _histogram(
+    labels: tuple[str, ...], phase: Phase, counts: npt.NDArray[np.uint64], exemplar: tuple[int, Exemplar] | None
+) -> Histogram | None:
+    """A histogram of a segment with the edges of a phase; None if it is empty. counts: shape (HISTOGRAM_WORDS,)."""
+    edges, texts = EDGES[phase]
+    running = cumulative(counts[1:], edges)
+    if not running[-1]:
+        return None
+    placed = None if exemplar is None else (bisect_left(edges, bucket_index(exemplar[0])), exemplar[1])
+    return Histogram(labels, texts, running, int(counts[0]) / 1e9, placed)

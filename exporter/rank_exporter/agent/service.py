@@ -18,6 +18,7 @@ from ..segment.roster import AgentAddress, agent_file, rosters
 from ..segment.wire import Answer
 from .aligner import Aligner
 from .collector import Collector
+from .exposition import Exposition
 from .families import Families
 from .faults import Faults, warn
 from .file_sd import known_as, write_entry
@@ -57,6 +58,7 @@ class Service:
         self._linger = Linger(settings.linger_seconds)
         self._residence = Residence(settings.directory, self._linger, self._faults, clock=clock)
         self._collector = Collector(settings.host, self._faults)
+        self._exposition = Exposition()
         self.aligner = Aligner(self.steps, self._served, settings.directory, self._faults)
         self._evidence = HostEvidence(settings.host, self._faults)
         self._host = settings.host
@@ -107,7 +109,7 @@ class Service:
             families = self._collector.collect(self._residence.served, exemplar_seconds=reach)
             families.update(aligned)
             self._evidence.add_to(families)
-            body = encode(families)
+            body = self._exposition.text(families, encode, content_type)
             self._collector.scrape_seconds += time.perf_counter() - began
         return body, content_type
 

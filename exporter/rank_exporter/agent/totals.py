@@ -16,7 +16,7 @@ from ..segment.layout import SHARD_SLOTS
 from ..segment.writer import SHARD_IDLE_NS
 from .alignment import Batch
 from .buckets import EDGES
-from .families import Families
+from .families import Families, Histogram
 
 __all__ = ["Totals"]
 
@@ -98,8 +98,8 @@ class Totals:
             edges, texts = EDGES[phase]
             counts = cumulative(self._skew[phase], edges)
             if counts[-1]:
-                buckets = list(zip(texts, counts, strict=True))
-                families.add_histogram(catalog.STEP_SKEW, (run, phase.label), buckets, self._skew_ns[phase] / 1e9)
+                histogram = Histogram((run, phase.label), texts, counts, self._skew_ns[phase] / 1e9)
+                families.add_histogram(catalog.STEP_SKEW, histogram)
         for ((rank, host), phase_number), steps in self._last.items():
             families.add(catalog.LAST_RANK_STEPS, (run, str(rank), host, Phase(phase_number).label), steps)
         for ((rank, host), phase_number, shard), ns in self._caused.items():
