@@ -26,7 +26,7 @@ LEVELS = (
     {"demo", "doctor", "launcher", "profiling"},
     {"cli", "__main__"},
 )
-TORCH = {"instrument/data.py", "instrument/model.py", "instrument/optimizer.py", "demo/train.py"}
+TORCH = {"instrument/backward.py", "instrument/data.py", "instrument/model.py", "instrument/optimizer.py", "demo/train.py"}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 

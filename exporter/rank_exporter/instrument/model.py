@@ -1,9 +1,4 @@
-"""Times forward, backward and the exposed collective wait of a model, plain or DistributedDataParallel.
-
-Where backward parts from waiting: the autograd engine runs its final callbacks in the order in which they were
-queued. Ours is queued as backward begins, so it runs when this rank's last gradient is ready; the reducer of
-DistributedDataParallel queues its own when its last bucket is full, and waits for the collectives in there; a
-second one of ours, queued from the first, runs after that. No communication hook, and no hook on a parameter.
+"""Times the forward of a model, plain or DistributedDataParallel, and has its backward timed.
 
 torch.compile would trace hooks into its graph. Ours are empty while it traces, and what it returns, or makes of a
 model in place, is timed from outside instead.
@@ -13,17 +8,17 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
-from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import SettingError
 from ..phases import Phase
+from .backward import Backward
 from .cuda import CudaTimer
 from .fsdp import is_sharded, waits_in, watch_groups
 from .recorder import Recorder
@@ -35,26 +30,6 @@ _FORWARD: Final = int(Phase.FORWARD)
 _BACKWARD: Final = int(Phase.BACKWARD)
 _COLLECTIVE_WAIT: Final = int(Phase.COLLECTIVE_WAIT)
 _EVAL: Final = int(Phase.EVAL)
-_OUTPUTS: Final = 4
-"""How many output tensors are asked when backward begins: one of them takes part in the loss."""
-
-
-def _graph_nodes(output: Any) -> Iterator[Node]:
-    """Autograd nodes of the tensors in a model's output, through mappings, sequences and dataclasses."""
-    if isinstance(output, torch.Tensor):
-        if output.grad_fn is not None:
-            yield output.grad_fn
-        return
-    if isinstance(output, dict):
-        parts: Any = output.values()
-    elif isinstance(output, (list, tuple)):
-        parts = output
-    elif hasattr(output, "__dataclass_fields__"):
-        parts = (getattr(output, name) for name in output.__dataclass_fields__)
-    else:
-        return
-    for part in parts:
-        yield from _graph_nodes(part)
 
 
 class _Hook:
@@ -80,12 +55,13 @@ class _ModelHooks:
     def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._timeline = recorder.timeline
-        self._model = weakref.ref(model)
         inside = getattr(model, "_orig_mod", model)  # of what torch.compile returned
-        self._distributed = weakref.ref(inside) if isinstance(inside, DistributedDataParallel) else None
+        distributed = isinstance(inside, DistributedDataParallel)
+        self.backward = Backward(model, recorder, by_call=distributed or not waits_in(inside))
+        if distributed:
+            self.backward.within(inside)
         self._undo: list[Callable[[], None]] = []
         self._followed = True
-        self._queue: Callable[[Callable[[], None]], None] = torch.autograd.Variable._execution_engine.queue_callback
 
     def before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
         try:
@@ -114,44 +90,19 @@ class _ModelHooks:
                 timeline.leave(_FORWARD)
                 if timeline.phase == _FORWARD:
                     return  # a part of a watched model: backward is the whole one's
-                if self._distributed is None and (around := DistributedDataParallel._active_ddp_module) is not None:
-                    self._within(around)
-                for _, node in zip(range(_OUTPUTS), _graph_nodes(output), strict=False):
-                    node.register_prehook(self.backward_begins)
+                backward = self.backward
+                if backward.distributed is None:
+                    around = DistributedDataParallel._active_ddp_module
+                    if around is not None:
+                        self._within(around)
+                backward.expect(output)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
 
     def _within(self, distributed: DistributedDataParallel) -> None:
         """The model was wrapped after it was watched, or it alone was given to watch."""
-        self._distributed = weakref.ref(distributed)
+        self.backward.within(distributed)
         self._recorder.tell(backend=_backend(distributed), waits_in=waits_in(distributed))
-
-    def backward_begins(self, _gradients: Any) -> None:
-        try:
-            if self._timeline.phase != _BACKWARD:
-                fed = self._recorder.fed
-                if fed is not None and not fed.trains:
-                    fed.learn()
-                self._recorder.trained = self._model
-                self._queue(self.last_gradient_ready)
-                self._timeline.enter(_BACKWARD)
-        except Exception as error:  # noqa: BLE001 - see Recorder.fault
-            self._recorder.fault("hook", error)
-
-    def last_gradient_ready(self) -> None:
-        try:
-            self._timeline.leave(_BACKWARD)
-            if self._distributed is None:
-                return
-            model = self._distributed()
-            if model is not None and model.require_backward_grad_sync:
-                self._queue(self.gradients_reduced)
-                self._timeline.enter(_COLLECTIVE_WAIT)
-        except Exception as error:  # noqa: BLE001 - see Recorder.fault
-            self._recorder.fault("hook", error)
-
-    def gradients_reduced(self) -> None:
-        self._timeline.leave(_COLLECTIVE_WAIT)
 
     def register(self, model: torch.nn.Module) -> None:
         """Hook the model, or what torch.compile returned for it."""
@@ -196,6 +147,7 @@ class _ModelHooks:
     def remove(self) -> None:
         """Take every hook out again, and follow the model no longer."""
         self._followed = False
+        self.backward.remove()
         while self._undo:
             self._undo.pop()()
 
@@ -260,8 +212,7 @@ def _backend(model: DistributedDataParallel) -> str:
 def follow_backward(loss: Any, model: torch.nn.Module, recorder: Recorder) -> None:
     """Time the backward that is about to begin at ``loss``, for a trainer that runs forward in a way of its own."""
     hooks = _watched.get(model) or _ModelHooks(model, recorder)
-    for _, node in zip(range(_OUTPUTS), _graph_nodes(loss), strict=False):
-        node.register_prehook(hooks.backward_begins)
+    hooks.backward.expect(loss)
 
 
 def _device(model: torch.nn.Module) -> torch.device | None:
