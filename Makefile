@@ -1,4 +1,4 @@
-# `make demo` and `make test` do all the set-up they need. Variables: PYTHON, ARGS of the demo, TESTS to run,
+# `make demo` and `make test` do all the set-up they need. Variables: PYTHON, ARGS of demo or backtest, TESTS to run,
 # WORKERS that run them.
 
 PYTHON ?= python3
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: venv servers demo test lint bench clean
+.PHONY: venv servers engines demo test lint bench backtest dashboards dashboards-preview clean
 .DEFAULT_GOAL := test
 
 venv: $(INSTALLED)
@@ -35,10 +35,19 @@ servers:
 		echo "make: missing$$missing: apt-get install prometheus prometheus-alertmanager, or put them on PATH" >&2; exit 1; \
 	fi
 
+# Another engine for the rules, likewise: only the tests need it.
+engines:
+	@command -v vmalert >/dev/null && command -v victoria-metrics >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+		apt-get update -qq && apt-get install -y -qq --no-install-recommends victoria-metrics; \
+	else \
+		echo "make: missing vmalert: apt-get install victoria-metrics, or put it and vmalert on PATH" >&2; exit 1; \
+	fi
+
 demo: venv servers
 	@$(BIN)/rank-exporter demo $(ARGS)
 
-test: lint servers
+test: lint servers engines
 	$(BIN)/python -m pytest -m alone $(TESTS) || [ $$? = 5 ]
 	$(BIN)/python -m pytest -m "not alone" -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(TESTS) || [ $$? = 5 ]
 
@@ -49,9 +58,24 @@ lint: venv
 
 bench: venv
 	$(BIN)/python tests/bench/recorder.py
+	$(BIN)/python tests/bench/accounting.py
+	$(BIN)/python tests/bench/no_code.py
 	$(BIN)/python tests/bench/scraping.py
 	$(BIN)/python tests/bench/alignment.py
 
+# An hour; ARGS="--quick" takes minutes. See tests/bench/backtest.py.
+backtest: venv servers
+	@$(BIN)/python -m tests.bench.backtest $(ARGS)
+
+# Writes grafana/dashboards anew from grafana/source.
+dashboards: venv
+	cd grafana && ../$(BIN)/python -m source
+
+# Pictures of all dashboards in grafana/preview/screenshots. Needs Node 20 and npm, and Chromium (BROWSER=, or Debian's).
+dashboards-preview: venv servers
+	cd grafana/preview && npm ci && npm run build && ../../$(BIN)/python preview.py
+
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
+	rm -rf grafana/preview/node_modules grafana/preview/dist grafana/preview/screenshots
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

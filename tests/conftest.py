@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-_LONGEST_FIRST = ("e2e", "align", "integrations", "torch", "agent", "doctor", "rules", "helm")
+_LONGEST_FIRST = ("e2e", "align", "integrations", "torch", "reconcile", "agent", "doctor", "rules", "helm")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,11 +14,14 @@ __all__ = [
     "ALIGNED_RANKS",
     "ALIGNED_STEPS",
     "BATCH_PRODUCTION",
+    "BUCKET_READY",
+    "BUCKET_REDUCTION",
     "BUILD_INFO",
     "DELAY_CAUSED",
     "DEVICE_ACTIVE_SECONDS",
     "DEVICE_MEMORY_USED",
     "DEVICE_UTILIZATION",
+    "DUPLICATE_SAMPLES",
     "EPOCHS",
     "ERRORS",
     "EXPOSED_WAIT",
@@ -41,6 +44,7 @@ __all__ = [
     "RANK_INFO",
     "RECORDING_SECONDS",
     "SAMPLES",
+    "SAMPLE_DIGEST",
     "SEGMENTS",
     "SHARDS_DROPPED",
     "SKEW_BUDGET",
@@ -90,6 +94,20 @@ BATCH_PRODUCTION = Metric(
     help="Time a loader worker took to produce one batch of the training loader.",
     labels=(*PER_RANK, "shard"),
 )
+BUCKET_READY = Metric(
+    name="training_bucket_ready_seconds",
+    kind="histogram",
+    help="Time from the beginning of backward until a gradient bucket of DistributedDataParallel was full, where "
+    "bucket_timing is on. bucket: its index in the order of reduction, of the first model timed; or other.",
+    labels=(*PER_RANK, "bucket"),
+)
+BUCKET_REDUCTION = Metric(
+    name="training_bucket_reduction_seconds",
+    kind="histogram",
+    help="Time from when a gradient bucket of DistributedDataParallel was full until it was reduced over all ranks, "
+    "the wait for them included, where bucket_timing is on.",
+    labels=(*PER_RANK, "bucket"),
+)
 LOADER_QUEUE_DEPTH = Metric(
     name="training_loader_queue_depth",
     kind="gauge",
@@ -107,12 +125,34 @@ PHASE_IN_PROGRESS = Metric(
     labels=(*PER_RANK, "phase"),
 )
 STEPS = Metric(name="training_steps_total", kind="counter", help="Training steps ended.")
-SAMPLES = Metric(name="training_samples_total", kind="counter", help="Samples counted by the training loop.")
-TOKENS = Metric(name="training_tokens_total", kind="counter", help="Tokens counted by the training loop.")
+SAMPLES = Metric(
+    name="training_samples_total",
+    kind="counter",
+    help="Samples that training took: counted from its batches, or by its loop.",
+)
+TOKENS = Metric(
+    name="training_tokens_total",
+    kind="counter",
+    help="Tokens that training took, those that pad sequences included: counted from its batches, or by its loop.",
+)
 PADDED_SAMPLES = Metric(
     name="training_padded_samples_total",
     kind="counter",
     help="Samples among training_samples_total that only pad the batch or the epoch.",
+)
+DUPLICATE_SAMPLES = Metric(
+    name="training_duplicate_samples_total",
+    kind="counter",
+    help="Samples that a rank took again within an epoch, padding left out. At least: those of a large epoch that lie "
+    "far apart may be missed.",
+)
+SAMPLE_DIGEST = Metric(
+    name="training_sample_digest_info",
+    kind="gauge",
+    help="Always 1. What a rank took in the epoch that ended last: how many samples, how many of them padding, and the "
+    "digest of the others' identifiers, whatever their order; empty where some were not identified. After the rank's "
+    "end also the epoch that it was in.",
+    labels=(*PER_RANK, "epoch", "samples", "padded", "digest", "complete", "world_size", "started"),
 )
 OPTIMIZER_STEPS_SKIPPED = Metric(
     name="training_optimizer_steps_skipped_total",
@@ -300,6 +340,8 @@ HOST_EVIDENCE: tuple[Metric, ...] = (
 METRICS: tuple[Metric, ...] = (
     PHASE_DURATION,
     BATCH_PRODUCTION,
+    BUCKET_READY,
+    BUCKET_REDUCTION,
     LOADER_QUEUE_DEPTH,
     LOADER_WORKERS,
     PHASE_IN_PROGRESS,
@@ -307,6 +349,8 @@ METRICS: tuple[Metric, ...] = (
     SAMPLES,
     TOKENS,
     PADDED_SAMPLES,
+    DUPLICATE_SAMPLES,
+    SAMPLE_DIGEST,
     OPTIMIZER_STEPS_SKIPPED,
     EPOCHS,
     LAST_STEP_TIMESTAMP,

@@ -9,11 +9,17 @@ import click
 from . import __version__
 from .agent.command import agent
 from .analysis.align_command import align
+from .analysis.compare_command import compare
+from .analysis.diagnose_command import diagnose
+from .analysis.gate_command import gate
+from .analysis.reconcile_command import reconcile
+from .analysis.scaling_command import scaling
+from .dashboards_command import dashboards
 from .demo.command import demo
 from .doctor.command import doctor
 from .errors import RankExporterError
 from .profiling import profile
-from .rulepack import RULE_FORMATS, render
+from .rulepack import DASHBOARD_BASE, RULE_FORMATS, RUNBOOK_BASE, render
 
 __all__ = ["main"]
 
@@ -38,18 +44,36 @@ def main() -> None:
 @main.command()
 @click.option("--format", "format_", type=click.Choice(RULE_FORMATS), default=RULE_FORMATS[0], show_default=True)
 @click.option("--window", metavar="DURATION", help="Base window instead of 10m; every duration scales with it.")
-@click.option("--for", "for_", metavar="DURATION", help="How long an alert is pending, instead of 5m.")
+@click.option("--for", "for_", metavar="DURATION", help="How long an alert is pending, instead of 4m.")
+@click.option("--dashboard-url", default=DASHBOARD_BASE, show_default=True, help="Address of Grafana.")
+@click.option("--runbook-url", default=RUNBOOK_BASE, show_default=True, help="Folder of the runbooks.")
 @click.option(
     "--name", default="rank-exporter", show_default=True, help="Name of a PrometheusRule, or namespace in Mimir."
 )
 @click.option("--namespace", help="Namespace of a PrometheusRule.")
 @click.option("--label", "labels", multiple=True, metavar="KEY=VALUE", help="Label of a PrometheusRule; repeatable.")
 def rules(
-    format_: str, window: str | None, for_: str | None, name: str, namespace: str | None, labels: tuple[str, ...]
+    format_: str,
+    window: str | None,
+    for_: str | None,
+    dashboard_url: str,
+    runbook_url: str,
+    name: str,
+    namespace: str | None,
+    labels: tuple[str, ...],
 ) -> None:
     """Print the recording and alert rules."""
-    pairs = dict(_pair(label) for label in labels)
-    click.echo(render(format=format_, window=window, for_=for_, name=name, namespace=namespace, labels=pairs), nl=False)
+    text = render(
+        format=format_,
+        window=window,
+        for_=for_,
+        dashboard_url=dashboard_url,
+        runbook_url=runbook_url,
+        name=name,
+        namespace=namespace,
+        labels=dict(_pair(label) for label in labels),
+    )
+    click.echo(text, nl=False)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -61,6 +85,12 @@ def _pair(text: str) -> tuple[str, str]:
 
 main.add_command(agent)
 main.add_command(align)
+main.add_command(compare)
+main.add_command(dashboards)
 main.add_command(demo)
+main.add_command(diagnose)
 main.add_command(doctor)
+main.add_command(gate)
 main.add_command(profile)
+main.add_command(reconcile)
+main.add_command(scaling)

@@ -27,7 +27,8 @@ _PREFIX: Final = "RANK_EXPORTER_"
 _NAMES: Final = frozenset(
     {
         *("RUN", "HOST", "DIR", "SERVE", "PORT", "LISTEN_ADDRESS", "LINGER_SECONDS", "FILE_SD_DIR"),
-        *("SKEW_BUDGET_RATIO", "STEP_LOG_DIR", "STEP_LOG_BYTES", "WEB_CONFIG_FILE"),
+        *("SKEW_BUDGET_RATIO", "STEP_LOG_DIR", "STEP_LOG_BYTES", "WEB_CONFIG_FILE", "SAMPLE_IDS"),
+        *("SAMPLE_IDS_DIR", "BUCKET_TIMING"),
     }
 )
 # A Kubernetes Service named rank-exporter puts RANK_EXPORTER_SERVICE_HOST, RANK_EXPORTER_PORT=tcp://… and the like
@@ -67,12 +68,19 @@ class AgentSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """What a training process needs; everything is checked when it is built, before the first step."""
+    """What a training process needs; everything is checked when it is built, before the first step.
+
+    ``sample_ids``: what samples are identified by; ``sample_ids_dir``: where their identifiers are written to.
+    ``bucket_timing``: time the gradient buckets of every DistributedDataParallel that is watched.
+    """
 
     identity: Identity
     agent: AgentSettings
     serve: Literal["auto", "off"] = "auto"
     skew_budget_ratio: float = 0.10
+    sample_ids: str = "auto"
+    sample_ids_dir: Path | None = None
+    bucket_timing: bool = False
 
     def __post_init__(self) -> None:
         if self.serve not in ("auto", "off"):
@@ -81,6 +89,16 @@ class Settings:
             raise SettingError(
                 f"skew_budget_ratio is {self.skew_budget_ratio:g}: give a share of the step above 0, such as 0.10"
             )
+        if self.sample_ids not in ("auto", "off") and (
+            not self.sample_ids.startswith("key:") or self.sample_ids == "key:"
+        ):
+            raise SettingError(
+                f"sample_ids is {self.sample_ids!r}: give 'auto' for the sampler's indices, 'key:NAME' for what "
+                "batches have under NAME, or 'off'"
+            )
+        if self.sample_ids_dir is not None and (self.sample_ids == "off" or self.sample_ids_dir.is_file()):
+            why = "sample_ids is 'off'" if self.sample_ids == "off" else "it is a file"
+            raise SettingError(f"sample_ids_dir is {self.sample_ids_dir}, but {why}: give a directory, or neither")
 
 
 def default_directory() -> Path:
@@ -173,11 +191,15 @@ def settings(
     step_log_dir: str | os.PathLike[str] | None = None,
     step_log_bytes: int | None = None,
     skew_budget_ratio: float | None = None,
+    sample_ids: str | None = None,
+    sample_ids_dir: str | os.PathLike[str] | None = None,
+    bucket_timing: bool | None = None,
 ) -> Settings:
     """Settings of a training process: each from its argument, else from RANK_EXPORTER_*, else from the launcher's
     variables (see identity.detect), else the default. Raises SettingError, in one line."""
     environ = os.environ if environ is None else environ
     own = _own_variables(environ)
+    ids_dir = sample_ids_dir or own.get("SAMPLE_IDS_DIR")
     agent = agent_settings(
         environ,
         directory=directory,
@@ -203,6 +225,9 @@ def settings(
         agent=agent,
         serve=_value(serve, own, "SERVE", _serve, "auto"),
         skew_budget_ratio=_value(skew_budget_ratio, own, "SKEW_BUDGET_RATIO", float, 0.10),
+        sample_ids=_value(sample_ids, own, "SAMPLE_IDS", str, "auto"),
+        sample_ids_dir=Path(ids_dir) if ids_dir else None,
+        bucket_timing=_value(bucket_timing, own, "BUCKET_TIMING", _switch, False),
     )
 
 
@@ -212,3 +237,9 @@ def _serve(text: str) -> Literal["auto", "off"]:
     if text == "off":
         return "off"
     raise SettingError(f"{_PREFIX}SERVE is {text!r}: give 'auto', or 'off' where a sidecar serves")
+
+
+def _switch(text: str) -> bool:
+    if text not in ("0", "1"):
+        raise SettingError(f"{_PREFIX}BUCKET_TIMING is {text!r}: give 1 to time gradient buckets, or 0")
+    return text == "1"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["RankExporterError", "RulePackError", "SegmentError", "SettingError", "SourceError"]
+__all__ = ["DashboardError", "RankExporterError", "RulePackError", "SegmentError", "SettingError", "SourceError"]
 
 
 class RankExporterError(Exception):
@@ -23,3 +23,7 @@ class SourceError(RankExporterError):
 
 class RulePackError(RankExporterError):
     """The rule pack cannot be rendered as asked."""
+
+
+class DashboardError(RankExporterError):
+    """A dashboard that is asked for does not exist or cannot be written."""

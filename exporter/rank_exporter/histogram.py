@@ -21,6 +21,7 @@ __all__ = [
     "LAST",
     "OFFSET",
     "PER_OCTAVE",
+    "SHORT_EDGES",
     "bucket_index",
     "cumulative",
     "edge_seconds",
@@ -64,6 +65,9 @@ def _edges(*exponents: float) -> tuple[int, ...]:
 
 COARSE_EDGES: Final[tuple[int, ...]] = _edges(*range(-10, 11))
 """Indices of classic edges that double, 1 ms … 17 min, for phases beside the step."""
+
+SHORT_EDGES: Final[tuple[int, ...]] = _edges(*range(-14, 7))
+"""Indices of classic edges that double, 61 µs … 64 s, for gradient buckets."""
 
 FINE_EDGES: Final[tuple[int, ...]] = _edges(*(k / _FINE_PER_OCTAVE for k in range(-40, 25)), 7, 8, 9, 10)
 """Indices of classic edges that grow by 2**(1/4) from 1 ms to 64 s and double from there to 17 min."""

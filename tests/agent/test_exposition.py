@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.utils import floatToGoString
 
 from rank_exporter import __version__, catalog
-from rank_exporter.histogram import COARSE_EDGES, FINE_EDGES, edge_seconds
+from rank_exporter.histogram import COARSE_EDGES, FINE_EDGES, SHORT_EDGES, edge_seconds
 from rank_exporter.phases import Phase
-from rank_exporter.segment.layout import ERROR_REASONS, pack_phase
+from rank_exporter.segment.layout import ERROR_REASONS, OTHER_BUCKET, pack_phase
 
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 MS = 1_000_000
@@ -146,6 +146,9 @@ def test_every_family_is_as_catalogued(record, scrape):
     rank.writer.words[rank.writer.phase_word] = pack_phase(Phase.OTHER, time.monotonic_ns())
     rank.writer.set_loader(workers=2, ready=1)
     rank.writer.observe_production(MS)
+    rank.writer.observe_bucket(0, MS, MS)
+    rank.writer.account(0, samples=4, padded=1, identified=3, digest=7, duplicates=1)
+    rank.writer.end_epoch(complete=True)
     found = {family.name: family for family in scrape().families}
     for metric in catalog.METRICS:
         if metric in (*catalog.STEP_ALIGNED, *catalog.HOST_EVIDENCE):
@@ -171,6 +174,28 @@ def test_production_of_batches_by_workers(record, scrape):
     assert found.value("training_batch_production_seconds_bucket", rank="0", le="0.25") == 3
     assert found.value("training_loader_workers", rank="0") == 4
     assert found.value("training_loader_queue_depth", rank="0") == 3
+
+
+def test_gradient_buckets_are_shown_where_they_are_timed(record, scrape):
+    """Each by its index, and other; a rank that times none has no series of them."""
+    rank = record()
+    record(1).step(step=MS)
+    durations = [MS // 20, 3 * MS, 70_000 * MS]
+    for ns in durations:
+        rank.writer.observe_bucket(2, 10 * ns, ns)
+    rank.writer.observe_bucket(OTHER_BUCKET, MS, MS)
+    found = scrape()
+    expected = {
+        floatToGoString(edge_seconds(edge)): sum(ns / 1e9 <= edge_seconds(edge) for ns in durations)
+        for edge in SHORT_EDGES
+    }
+    shown = found.find("training_bucket_reduction_seconds_bucket", bucket="2")
+    assert {sample.labels["le"]: sample.value for sample in shown} == {**expected, "+Inf": 3}
+    for name, factor in (("ready", 10), ("reduction", 1)):
+        sums = found.find(f"training_bucket_{name}_seconds_sum")
+        assert [(sample.labels["rank"], sample.labels["bucket"]) for sample in sums] == [("0", "2"), ("0", "other")]
+        assert sums[0].value == pytest.approx(factor * sum(durations) / 1e9)
+        assert found.value(f"training_bucket_{name}_seconds_count", bucket="other") == 1
 
 
 def test_without_workers_there_is_no_queue(record, scrape):

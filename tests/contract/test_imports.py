@@ -16,17 +16,23 @@ PACKAGE = Path(rank_exporter.__file__).parent
 
 # What each part may import, besides itself. The public face names everything and imports it when it is used.
 LEVELS = (
-    {"errors", "phases", "histogram"},
+    {"errors", "phases", "histogram", "digest"},
     {"identity", "catalog"},
     {"config"},
     {"timeline", "lateness"},
     {"segment"},
-    {"instrument", "agent", "analysis", "rulepack"},
+    {"instrument", "agent", "analysis", "rulepack", "dashboardpack"},
     {"integrations"},
-    {"demo", "doctor", "launcher", "profiling"},
+    {"dashboards_command", "demo", "doctor", "launcher", "profiling"},
     {"cli", "__main__"},
 )
-TORCH = {"instrument/backward.py", "instrument/data.py", "instrument/model.py", "instrument/optimizer.py", "demo/train.py"}
+TORCH = {
+    "instrument/backward.py",
+    "instrument/data.py",
+    "instrument/model.py",
+    "instrument/optimizer.py",
+    "demo/train.py",
+}
 MODULES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 

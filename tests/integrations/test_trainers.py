@@ -12,7 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rank_exporter.digest import of_range
 from rank_exporter.phases import IN_STEP, Phase
+from rank_exporter.segment.layout import Word
 
 HERE = Path(__file__).parent
 DELAY_NS = 40e6
@@ -94,6 +96,15 @@ def test_slow_loader_is_input_on_its_rank_and_wait_on_the_other(two_ranks: Load,
 def test_launcher_blames_alike(launched_ranks: Load, name: str) -> None:
     """Without a word in the script, the same delay is found in the same places."""
     blame(launched_ranks, name)
+
+
+@pytest.mark.parametrize("name", ["accelerate", "lightning", "fabric"])
+def test_samples_are_accounted_for(two_ranks: Load, name: str) -> None:
+    """The second epoch was completed, and both ranks together took each of its rows once, however they were dealt."""
+    epochs = [two_ranks(f"{name}-slow", rank)["words"][Word.ENDED_EPOCH : Word.DUPLICATES].tolist() for rank in (0, 1)]
+    assert {epoch[0] for epoch in epochs} == {2}
+    assert [(epoch[1:4], epoch[5]) for epoch in epochs] == [([32, 0, 32], 1)] * 2
+    assert sum(epoch[4] for epoch in epochs) % 2**64 == of_range(64)
 
 
 @pytest.mark.parametrize(("how", "name"), [(how, name) for how in ("two_ranks", "launched") for name in STEPS])

@@ -307,17 +307,19 @@ def record(name: str, out: Path) -> dict[str, Any]:
     path = exporter._recorder.writer.path
     assert path is not None
     reader = SegmentReader(path)
-    before = exporter._recorder.writer.words[running.SegmentWriter.phase_word - Word.PHASE + Word.STEPS]
+    before = exporter._recorder.steps_ended
     found: dict[str, Any] = {"digest": digest(scenario(name, out, True))}
     if LAUNCHED:
         exporter._recorder.advance()
+        exporter._recorder.publish()
     else:
         exporter.stop()
     snapshot = reader.snapshot()
     assert snapshot is not None
     errors = {reason: snapshot.word(Word.ERRORS + n) for n, reason in enumerate(ERROR_REASONS)}
     assert not any(errors.values()), errors
-    return found | {"steps": reader.steps(before), "facts": np.array(sorted(snapshot.facts.items()))}
+    account = {"words": snapshot.words}
+    return found | account | {"steps": reader.steps(before), "facts": np.array(sorted(snapshot.facts.items()))}
 
 
 def reset() -> None:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from rank_exporter.errors import SegmentError
-from rank_exporter.histogram import bucket_index
+from rank_exporter.histogram import SHORT_EDGES, bucket_index, edge_seconds
 from rank_exporter.identity import Identity
 from rank_exporter.phases import Phase
 from rank_exporter.segment import layout
@@ -59,15 +59,16 @@ def spent(**ns: int) -> list[int]:
     return [ns.get(phase.label, 0) for phase in Phase]
 
 
-def test_layout_is_what_version_1_says() -> None:
+def test_layout_is_what_version_2_says() -> None:
     """Readers of another build rely on these numbers: change them and the version together."""
-    assert layout.VERSION == 1
+    assert layout.VERSION == 2
     assert layout.WORDS_OFFSET == 64
     assert layout.IDENTITY_OFFSET == 576
     assert layout.HISTOGRAMS_OFFSET == 6720
-    assert layout.RING_OFFSET == 6720 + 46 * 995 * 8
+    assert layout.BUCKETS_OFFSET == 6720 + 46 * 995 * 8
+    assert layout.RING_OFFSET == 6720 + 46 * 995 * 8 + 34 * 23 * 8
     assert layout.STEP_RECORD.size == STEP_DTYPE.itemsize == 144
-    assert layout.SIZE == 6720 + 46 * 995 * 8 + 4096 * 144
+    assert layout.SIZE == layout.RING_OFFSET + 4096 * 144
 
 
 def test_reader_gets_what_was_committed(writer: SegmentWriter, reader: SegmentReader, clock: Clock) -> None:
@@ -113,6 +114,24 @@ def test_commit_counts_into_the_same_buckets_as_the_plain_function(
     found = reader.snapshot()
     assert found is not None
     assert (found.histograms[layout.histogram_slot(Phase.FORWARD, 0)][1:] == expected).all()
+
+
+def test_gradient_buckets_come_back_apart(writer: SegmentWriter, reader: SegmentReader, clock: Clock) -> None:
+    """Times until full and of reduction by slot, an edge closing the interval below it, and nothing else touched."""
+    edge = round(edge_seconds(SHORT_EDGES[4]) * 1e9)
+    writer.observe_bucket(3, edge, edge + 1)
+    writer.observe_bucket(3, 1, 10**12)
+    writer.observe_bucket(layout.OTHER_BUCKET, 0, 5)
+    writer.commit(spent(step=7), clock.now)
+    found = reader.snapshot()
+    assert found is not None
+    ready, reduction = found.buckets
+    assert ready[3].nonzero()[0].tolist() == [0, 1, 1 + 4]
+    assert reduction[3].nonzero()[0].tolist() == [0, 1 + 5, layout.BUCKET_HISTOGRAM_WORDS - 1]
+    assert (ready[3, 0], reduction[3, 0]) == (edge + 1, 10**12 + edge + 1)
+    assert found.buckets.sum(axis=2).nonzero()[1].tolist() == [3, 16, 3, 16]
+    assert found.histograms.sum() == 7 + 1
+    assert reader.steps()["step"].tolist() == [1]
 
 
 def test_ring_keeps_the_latest_steps(writer: SegmentWriter, reader: SegmentReader, clock: Clock) -> None:
@@ -312,7 +331,7 @@ def _damage(path: Path, offset: int, data: bytes) -> None:
     ("offset", "data", "said"),
     [
         (0, b"GARBAGE!", "not with a segment's mark"),
-        (8, b"\x09\0\0\0", "has layout 9, this reads 1"),
+        (8, b"\x09\0\0\0", "has layout 9, this reads 2"),
         (layout.IDENTITY_OFFSET + 3, b"#", "has a damaged identity (CRC-32 differs)"),
         (16, (123).to_bytes(8, "little"), f"has {layout.SIZE} bytes of {layout.SIZE}"),
     ],

@@ -117,7 +117,7 @@ def train(name: str, rank: int, directory: Path, watched: bool) -> dict[str, Any
                         optimizer.step()
             if last:
                 optimizer.zero_grad()
-            if slow == "other":
+            if slow == "other" or (name == "alternate" and number // 3 % 2 == rank):
                 time.sleep(DELAY)
             if name == "evaluation" and number % 2:
                 evaluate(model)

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from rank_exporter.analysis.observation import judge, observe
 from rank_exporter.phases import IN_STEP, Phase
+from rank_exporter.segment.records import RankSteps
 
 HERE = Path(__file__).parent
 DELAY_NS = 30e6
@@ -40,7 +42,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Load:
         2,
         tmp_path_factory.mktemp("world2"),
         *("balanced", "balanced!", "input_ready", "forward", "backward", "optimizer", "other"),
-        *("accumulate", "accumulate!", "evaluation", "workers", "explicit"),
+        *("accumulate", "accumulate!", "evaluation", "workers", "explicit", "alternate"),
     )
 
 
@@ -58,6 +60,56 @@ def test_delay_is_booked_to_the_slow_rank_and_phase(recorded: Load, slow: Phase)
     assert -excess.pop(Phase.COLLECTIVE_WAIT) > 0.8 * DELAY_NS
     assert max(excess.values()) < 0.2 * DELAY_NS
     assert typical(slow_rank, Phase.COLLECTIVE_WAIT) < 0.3 * DELAY_NS
+
+
+def verdict(load: Load, name: str) -> Any:
+    """What is said of the two ranks of a scenario."""
+    ranks = []
+    for rank in (0, 1):
+        found = load(name, rank)
+        ranks.append(
+            RankSteps(
+                run=name,
+                rank=rank,
+                world_size=2,
+                host=f"host-{rank}",
+                generation=1,
+                started_unix_ns=1,
+                shards=tuple(found["shards"].tolist()),
+                records=found["steps"],
+                waits_in=dict(found["facts"].tolist()).get("waits_in", ""),
+            )
+        )
+    return judge(observe(ranks, source=name)).verdict
+
+
+@pytest.mark.parametrize(
+    ("slow", "kind"),
+    [
+        (Phase.INPUT_READY, "INPUT STRAGGLER"),
+        (Phase.FORWARD, "COMPUTE STRAGGLER"),
+        (Phase.BACKWARD, "COMPUTE STRAGGLER"),
+        (Phase.OPTIMIZER, "COMPUTE STRAGGLER"),
+        (Phase.OTHER, "COMPUTE STRAGGLER"),
+    ],
+)
+def test_the_verdict_names_the_slow_rank_and_its_phase(recorded: Load, slow: Phase, kind: str) -> None:
+    """Of real ranks: kind, rank, phase, host, and the shard that the rank reads."""
+    found = verdict(recorded, slow.label)
+    assert (found.kind, found.rank, found.phase) == (kind, 1, slow.label), found
+    assert (found.host, found.shard, found.pattern) == ("host-1", "shard-1", "persistent")
+
+
+def test_ranks_that_take_turns_are_not_blamed(recorded: Load) -> None:
+    """Each of two ranks holds the other up for three steps in turn: the cost is said, and no rank is named."""
+    found = verdict(recorded, "alternate")
+    assert (found.kind, found.rank) == ("ROTATING STRAGGLER", None), found
+
+
+@pytest.mark.parametrize("name", ["balanced", "accumulate", "evaluation", "workers", "explicit"])
+def test_a_run_without_a_straggler_names_no_rank(recorded: Load, name: str) -> None:
+    """Nobody is slow, or nobody can tell who is: slow evaluation, starting workers and hidden waits blame none."""
+    assert verdict(recorded, name).rank is None
 
 
 def test_every_step_is_recorded_and_adds_up(recorded: Load) -> None:

@@ -39,6 +39,7 @@ class Training:
         for _ in range(number):
             self.model(torch.ones(4, 8)).mean().backward()
             self.optimizer.step()
+        self.exporter._recorder.publish()  # as the end of an epoch does
 
     def flags(self) -> list[int]:
         self.exporter.stop()

@@ -52,7 +52,10 @@ def test_argument_beats_variable_beats_default(tmp_path: Path) -> None:
     by_argument = config.settings(environ, port=9001, skew_budget_ratio=0.3)
     assert (by_variable.agent.port, by_variable.skew_budget_ratio, by_variable.agent.directory) == (9000, 0.2, tmp_path)
     assert (by_argument.agent.port, by_argument.skew_budget_ratio) == (9001, 0.3)
+    for text, given, chosen in (("1", None, True), ("0", None, False), ("1", False, False), ("0", True, True)):
+        assert config.settings({"RANK_EXPORTER_BUCKET_TIMING": text}, bucket_timing=given).bucket_timing is chosen
     default = config.settings({})
+    assert default.bucket_timing is False
     assert (default.agent.port, default.skew_budget_ratio, default.identity.host) == (10911, 0.10, socket.gethostname())
 
 
@@ -71,6 +74,11 @@ def test_argument_beats_variable_beats_default(tmp_path: Path) -> None:
             {"RANK_EXPORTER_SERVE": "on"},
             {},
             "RANK_EXPORTER_SERVE is 'on': give 'auto', or 'off' where a sidecar serves",
+        ),
+        (
+            {"RANK_EXPORTER_BUCKET_TIMING": "yes"},
+            {},
+            "RANK_EXPORTER_BUCKET_TIMING is 'yes': give 1 to time gradient buckets, or 0",
         ),
         ({}, {"skew_budget_ratio": 0.0}, "skew_budget_ratio is 0: give a share of the step above 0, such as 0.10"),
         ({"RANK": "x"}, {}, "RANK is 'x': give a whole number, or unset it"),

@@ -8,8 +8,8 @@ import json
 import pytest
 from rich.console import Console
 
-from rank_exporter.analysis.diagnose import Verdict
 from rank_exporter.analysis.profile import PhaseProfile, RankProfile, RunProfile
+from rank_exporter.analysis.verdict import Verdict
 from rank_exporter.demo.progress import Progress
 from rank_exporter.demo.report import as_json, as_text, places
 from rank_exporter.demo.scenario import SCENARIOS, Plan

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rank_exporter.analysis.diagnose import Verdict
+from rank_exporter.analysis.verdict import Verdict
 from rank_exporter.demo.failure import MissingRequirementError
 from rank_exporter.demo.scenario import SCENARIOS, Plan, shortfalls
 from rank_exporter.demo.servers import find_binaries, prometheus_config, to_webhook

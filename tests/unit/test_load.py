@@ -97,6 +97,35 @@ def test_when_a_rank_began_follows_from_its_steps() -> None:
     assert ranks[1].began is None
 
 
+def test_what_a_rank_does_now_and_what_it_may_use() -> None:
+    """The phase in progress, the clock and the hidden waits, the fullest device, CPUs, and what was aligned."""
+    text = (
+        EXPOSITION
+        + """\
+training_phase_in_progress_seconds{run="r",rank="0",host="h",phase="forward"} 7.5
+training_rank_info{run="r",rank="0",host="h",shard="a",clock="device",waits_in="forward,backward"} 1
+training_device_memory_used_bytes{run="r",rank="0",host="h",device="0"} 5
+training_device_memory_used_bytes{run="r",rank="0",host="h",device="1"} 9
+training_process_cpus_allowed{run="r",rank="0",host="h",process="workers"} 2
+training_samples_total{run="r",rank="0",host="h"} 32
+training_tokens_total{run="r",rank="0",host="h"} 4096
+training_exposed_wait_seconds_total{run="r"} 12.5
+training_aligned_steps_total{run="r"} 4
+training_host_cpu_pressure_ratio{host="h"} 0.25
+"""
+    )
+    run = parse(text, source="x")["r"]
+    rank = run.rank(0)
+    assert rank is not None
+    assert (rank.in_progress, rank.by_device, rank.memory_bytes) == (("forward", 7.5), True, 9.0)
+    assert (rank.waits_in, rank.cpus_allowed) == ({"forward", "backward"}, {"workers": 2.0})
+    assert (rank.samples, rank.tokens, run.exposed_seconds, run.exposed_steps) == (32, 4096, 12.5, 4)
+    assert run.pressure == {"h": 0.25}
+    other = run.rank(9)
+    assert other is not None
+    assert (other.in_progress, other.by_device, other.memory_bytes, other.waits_in) == (None, False, None, frozenset())
+
+
 def test_an_agent_is_read_by_its_address(agent: str) -> None:
     """With or without /metrics, and for the only run without naming it."""
     assert load_agent(agent).run == load_agent(f"{agent}/metrics", run="r").run == "r"

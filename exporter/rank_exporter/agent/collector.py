@@ -18,11 +18,12 @@ from ..phases import Phase
 from ..segment import layout
 from ..segment.layout import Word
 from ..segment.reader import Snapshot
-from .buckets import EDGES
+from .buckets import EDGES, SHORT_TEXTS
 from .exemplars import slowest_inputs
 from .families import Families, Histogram
 from .faults import Faults
 from .residence import Resident
+from .samples import add_samples
 
 __all__ = ["Collector"]
 
@@ -33,6 +34,7 @@ _COUNTERS: Final = (
     (catalog.SAMPLES, Word.SAMPLES, 1),
     (catalog.TOKENS, Word.TOKENS, 1),
     (catalog.PADDED_SAMPLES, Word.PADDED, 1),
+    (catalog.DUPLICATE_SAMPLES, Word.DUPLICATES, 1),
     (catalog.OPTIMIZER_STEPS_SKIPPED, Word.OPTIMIZER_STEPS_SKIPPED, 1),
     (catalog.EPOCHS, Word.EPOCHS, 1),
     (catalog.GC_PAUSE_SECONDS, Word.GC_PAUSE_NS, 10**9),
@@ -118,6 +120,7 @@ class Collector:
             exemplars = slowest_inputs(resident.reader.steps(), self._unix_ns() - int(exemplar_seconds * 1e9))
         _add_phases(families, labels, snapshot, exemplars)
         _add_production(families, labels, snapshot)
+        _add_buckets(families, labels, snapshot)
         for metric, word, divisor in _COUNTERS:
             families.add(metric, labels, snapshot.word(word) / divisor)
         for number, reason in enumerate(layout.ERROR_REASONS):
@@ -128,6 +131,7 @@ class Collector:
                 families.add(catalog.LOADER_QUEUE_DEPTH, labels, snapshot.word(Word.LOADER_QUEUE_DEPTH))
         if last_step := snapshot.word(Word.LAST_STEP_UNIX_NS):
             families.add(catalog.LAST_STEP_TIMESTAMP, labels, last_step / 1e9)
+        add_samples(families, resident, snapshot)
         if resident.live:
             facts = [snapshot.facts.get(name, "") for name in catalog.RANK_INFO.labels[5:]]
             about = (snapshot.current_shard, str(identity.local_rank), *map(_encodable, facts))
@@ -157,6 +161,15 @@ def _add_production(families: Families, labels: tuple[str, str, str], snapshot: 
         histogram = _histogram((*labels, snapshot.shard_name(slot)), Phase.FIRST_BATCH, counts, None)
         if histogram is not None:
             families.add_histogram(catalog.BATCH_PRODUCTION, histogram)
+
+
+def _add_buckets(families: Families, labels: tuple[str, str, str], snapshot: Snapshot) -> None:
+    for metric, slots in zip((catalog.BUCKET_READY, catalog.BUCKET_REDUCTION), snapshot.buckets, strict=True):
+        for slot, counts in enumerate(slots):
+            running = counts[1:].cumsum().tolist()
+            if running[-1]:
+                name = "other" if slot == layout.OTHER_BUCKET else str(slot)
+                families.add_histogram(metric, Histogram((*labels, name), SHORT_TEXTS, running, int(counts[0]) / 1e9))
 
 
 def _slots(snapshot: Snapshot) -> tuple[int, ...]:

@@ -69,7 +69,8 @@ class Resident:
 class Residence:
     """The segments of one directory. Not thread-safe: callers take turns.
 
-    ``served`` holds what is on show after the last ``scan``, one segment per run and rank, in their order.
+    ``served`` holds what is on show after the last ``scan``, one segment per run and rank, in their order. ``former``
+    are those of ranks that gave way to their own restart before all had seen their last values.
     ``clock``: monotonic seconds. ``unix_ns``: wall clock.
     """
 
@@ -83,6 +84,7 @@ class Residence:
         unix_ns: Callable[[], int] = time.time_ns,
     ) -> None:
         self.served: list[Resident] = []
+        self.former: list[Resident] = []
         self._directory = directory
         self._linger = linger
         self._faults = faults
@@ -179,6 +181,11 @@ class Residence:
             if resident.departed and _remove(resident.reader.path):
                 resident.reader.close()
                 del self._residents[resident.reader.path]
+                if not resident.stale:
+                    self.former.append(resident)
+        self.former = [
+            one for one in self.former if one.ended_at is not None and now - one.ended_at < self._linger.seconds
+        ]
         self.served = sorted((one for one in first.values() if not one.departed), key=lambda one: one.key)
 
     def _report_contest(self, loser: Resident, winner: Resident) -> None:

@@ -27,6 +27,7 @@ from .linger import Linger
 from .listener import is_everywhere, listen
 from .lock import take
 from .residence import Residence, Resident
+from .samples import add_samples
 from .server import run
 from .spool import open_spool
 from .steps import StepsQuery, select
@@ -107,6 +108,9 @@ class Service:
             self._scan()
             reach = self._linger.two_scrapes if openmetrics else None
             families = self._collector.collect(self._residence.served, exemplar_seconds=reach)
+            for resident in self._residence.former:
+                if resident.snapshot is not None:
+                    add_samples(families, resident, resident.snapshot)
             families.update(aligned)
             self._evidence.add_to(families)
             body = self._exposition.text(families, encode, content_type)

@@ -18,6 +18,7 @@ from .residence import Resident
 
 __all__ = ["StepsQuery", "of_resident", "parse", "select"]
 
+_LONGEST_FACT: Final = 200
 _NAMES: Final = ("run", "generation", "rank", "after", "to", "limit", "format")
 
 
@@ -103,6 +104,7 @@ def of_resident(resident: Resident, after: int) -> RankSteps:
         started_unix_ns=source.started_unix_ns,
         shards=() if snapshot is None else snapshot.shards,
         records=records,
+        waits_in="" if snapshot is None else snapshot.facts.get("waits_in", "")[:_LONGEST_FACT],
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,12 @@ import numpy.typing as npt
 from ..errors import SourceError
 from ..lateness import UNKNOWN, Lateness, lateness
 from ..phases import Phase
+from ..segment.layout import BY_DEVICE, PROFILED
 from ..segment.records import RankSteps
 from .generations import generations
 from .tax import Tax, scaling_tax
 
-__all__ = ["Alignment", "Blame", "align"]
+__all__ = ["Alignment", "Blame", "align", "align_generation"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +41,9 @@ class Alignment:
     """S steps that all of R processes of one generation have.
 
     ranks: R processes, ordered by rank. steps (S,): their numbers, ascending. ns (S, R, phases). before (S, R): the
-    optimizer phase that preceded each step, lateness.UNKNOWN where no record tells. end_unix_ns and shard: (S, R).
-    ``incomplete``: number of steps that some of the processes lack, which are left out.
+    optimizer phase that preceded each step, lateness.UNKNOWN where no record tells. end_unix_ns, shard, samples,
+    tokens: (S, R). ``incomplete``: number of steps that some of the processes lack, ``profiled``: number of those in
+    which a profiler slowed one of them; both are left out. ``by_device``: whether a device timed the phases.
     """
 
     ranks: tuple[RankSteps, ...]
@@ -49,8 +52,12 @@ class Alignment:
     before: npt.NDArray[np.int64]
     end_unix_ns: npt.NDArray[np.int64]
     shard: npt.NDArray[np.int64]
+    samples: npt.NDArray[np.int64]
+    tokens: npt.NDArray[np.int64]
     lateness: Lateness
     incomplete: int
+    profiled: int = 0
+    by_device: bool = False
 
     @property
     def run(self) -> str:
@@ -61,6 +68,15 @@ class Alignment:
     def missing(self) -> tuple[int, ...]:
         """Ranks of the world of which nothing was found."""
         return tuple(sorted(set(range(self.ranks[0].world_size)) - {steps.rank for steps in self.ranks}))
+
+    @property
+    def waits_apart(self) -> bool:
+        """Whether waiting for other ranks was recorded, and is in no phase but collective_wait."""
+        hidden = {name for steps in self.ranks for name in steps.waits_in.split(",")} - {
+            "",
+            Phase.COLLECTIVE_WAIT.label,
+        }
+        return not hidden and bool((self.ns[:, :, Phase.COLLECTIVE_WAIT] > 0).any())
 
     @property
     def cycle(self) -> npt.NDArray[np.int64]:
@@ -75,15 +91,11 @@ class Alignment:
     def take(self, places: npt.NDArray[np.intp]) -> Alignment:
         """Only the steps at these places."""
         late = self.lateness
-        return Alignment(
-            ranks=self.ranks,
-            steps=self.steps[places],
-            ns=self.ns[places],
-            before=self.before[places],
-            end_unix_ns=self.end_unix_ns[places],
-            shard=self.shard[places],
+        by_step = ("steps", "ns", "before", "end_unix_ns", "shard", "samples", "tokens")
+        return dataclasses.replace(
+            self,
+            **{name: getattr(self, name)[places] for name in by_step},
             lateness=Lateness(**{name: getattr(late, name)[places] for name in Lateness.__dataclass_fields__}),
-            incomplete=self.incomplete,
         )
 
     def between(self, first: int, last: int) -> Alignment:
@@ -148,14 +160,20 @@ def align(found: Iterable[RankSteps], *, run: str | None = None, generation: int
     if not chosen:
         known = ", ".join(str(group[0].generation) for group in of_run)
         raise SourceError(f"generation {generation} of run {of_run[0][0].run} was not found: there is {known}")
-    return _aligned(chosen[-1])
+    return align_generation(chosen[-1])
 
 
-def _aligned(ranks: Sequence[RankSteps]) -> Alignment:
+def align_generation(ranks: Sequence[RankSteps]) -> Alignment:
+    """Put the steps of processes that trained together side by side, as generations() has them. Raises SourceError."""
     numbers, counts = np.unique(np.concatenate([one.records["step"] for one in ranks]), return_counts=True)
-    steps = numbers[counts == len(ranks)].astype(np.int64)
+    common = numbers[counts == len(ranks)]
+    slowed = np.unique(np.concatenate([one.records["step"][_is(one, PROFILED)] for one in ranks]))
+    steps = common[~np.isin(common, slowed)].astype(np.int64)
     if not len(steps):
-        raise SourceError(f"no step of run {ranks[0].run} was seen from all of its {len(ranks)} ranks that were found")
+        only = ", save profiled ones" if len(common) else ""
+        raise SourceError(
+            f"no step of run {ranks[0].run} was seen from all of its {len(ranks)} ranks that were found{only}"
+        )
     places = [np.searchsorted(one.records["step"], steps.astype(np.uint64)) for one in ranks]
 
     def side_by_side(name: str) -> npt.NDArray[np.int64]:
@@ -171,15 +189,25 @@ def _aligned(ranks: Sequence[RankSteps]) -> Alignment:
         before=before,
         end_unix_ns=side_by_side("end_unix_ns"),
         shard=side_by_side("shard"),
+        samples=side_by_side("samples"),
+        tokens=side_by_side("tokens"),
         lateness=lateness(ns, before),
-        incomplete=len(numbers) - len(steps),
+        incomplete=len(numbers) - len(common),
+        profiled=len(common) - len(steps),
+        by_device=any(bool(_is(one, BY_DEVICE).any()) for one in ranks),
     )
 
 
+def _is(steps: RankSteps, flag: int) -> npt.NDArray[np.bool_]:
+    result: npt.NDArray[np.bool_] = (steps.records["flags"] & np.uint32(flag)) != 0
+    return result
+
+
 def _before(records: npt.NDArray[Any], places: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-    """The optimizer of the record before each place, UNKNOWN where that is not the step before."""
+    """The optimizer of the record before each place, UNKNOWN where that is not the step before, or was profiled."""
     previous = np.maximum(places - 1, 0)
     follows = (places > 0) & (records["step"][previous] + np.uint64(1) == records["step"][places])
+    follows &= (records["flags"][previous] & np.uint32(PROFILED)) == 0
     optimizer = records["ns"][previous, Phase.OPTIMIZER].astype(np.int64)
     result: npt.NDArray[np.int64] = np.where(follows, optimizer, UNKNOWN)
     return result

@@ -3,41 +3,31 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import click
 
 from ..errors import SourceError
+from .options import print_text, step_range
 
 if TYPE_CHECKING:
     from .steps_load import Found
 
 __all__ = ["align"]
 
-_WIDTH: Final = 200
-"""Of output that is no terminal's: tables take what they need."""
-
-
-def _range(_ctx: click.Context, _param: click.Parameter, text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    found = re.fullmatch(r"(\d{1,18})\.\.(\d{1,18})", text)
-    if found is None or int(found[1]) > int(found[2]):
-        raise click.BadParameter(f"{text!r} is no range: give N..M, such as 100..120")
-    return int(found[1]), int(found[2])
-
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
 @click.option("--agent", "agents", multiple=True, metavar="URL", help="A live agent, http://HOST:10911; repeatable.")
 @click.option("--prometheus", metavar="URL", help="A Prometheus, whose targets are asked.")
-@click.option("--step-log", "logs", multiple=True, metavar="PATH", help="Step logs: a file or directory; repeatable.")
+@click.option(
+    "--step-log", "--spool", "logs", multiple=True, metavar="PATH", help="Step logs: a file or directory; repeatable."
+)
 @click.option("--run", metavar="NAME", help="Which run, where there are several.")
 @click.option("--generation", type=int, metavar="N", help="Which generation of the run.  [default: the latest]")
 @click.option("--step", type=click.IntRange(min=1), metavar="N", help="Show this step.")
-@click.option("--steps", "range_", metavar="N..M", callback=_range, help="Show these steps.")
+@click.option("--steps", "range_", metavar="N..M", callback=step_range, help="Show these steps.")
 @click.option("--slowest", type=click.IntRange(min=1), metavar="K", help="Show the K slowest steps.  [default: 3]")
 @click.option("--json", "as_json_", is_flag=True, help="Print one JSON object.")
 @click.option("--trace", "trace_file", type=click.Path(path_type=Path), help="Write the steps for ui.perfetto.dev.")
@@ -63,8 +53,6 @@ def align(
     if sum(choice is not None for choice in (step, range_, slowest)) > 1:
         raise click.UsageError("give one of --step, --steps and --slowest")
     # Loaded only now: numpy, pyarrow and rich are not needed to say what is wrong with the options.
-    from rich.console import Console  # noqa: PLC0415
-
     from .align import align as aligned  # noqa: PLC0415
     from .align_report import as_json, as_text  # noqa: PLC0415
     from .trace import trace  # noqa: PLC0415
@@ -85,10 +73,7 @@ def align(
     if as_json_:
         click.echo(json.dumps(as_json(everything, chosen)))
     else:
-        console = Console(highlight=False)
-        if not console.is_terminal:
-            console.width = _WIDTH
-        console.print(as_text(everything, chosen), soft_wrap=True)
+        print_text(as_text(everything, chosen))
 
 
 def _load(

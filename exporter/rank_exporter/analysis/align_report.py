@@ -35,6 +35,7 @@ def as_json(everything: Alignment, chosen: Alignment) -> dict[str, Any]:
         "missing_ranks": list(everything.missing),
         "aligned_steps": len(everything.steps),
         "incomplete_steps": everything.incomplete,
+        "profiled_steps": everything.profiled,
         "tax": _tax(everything.tax()),
         "delay_caused": [_blame(blame) for blame in everything.blame()],
         "steps": [_step(chosen, place) for place in range(len(chosen.steps))],
@@ -163,6 +164,7 @@ def _summary(everything: Alignment) -> Iterator[Text]:
     known = f"{len(numbers)} steps of run {everything.run} aligned, {numbers.min()} to {numbers.max()}"
     ranks = f"{len(everything.ranks)} of {everything.ranks[0].world_size} ranks"
     lacking = f", {everything.incomplete} incomplete" if everything.incomplete else ""
+    lacking += f", {everything.profiled} profiled left out" if everything.profiled else ""
     yield Text(f"\n{known}, from {ranks}{lacking}", style="bold")
     if everything.missing:
         yield Text(f"missing ranks: {', '.join(map(str, everything.missing))}; what they cost or caused is not counted")

@@ -44,9 +44,9 @@ def _one(parts: Sequence[RankSteps]) -> RankSteps:
     records = []
     for part in parts:
         own = part.records[plausible(part.records)].copy()
-        for slot in np.unique(own["shard"]):
-            own["flags"][own["shard"] == slot] = names.setdefault(part.shard_name(int(slot)), len(names))
-        own["shard"], own["flags"] = own["flags"], 0
+        slots, inverse = np.unique(own["shard"], return_inverse=True)
+        places = [names.setdefault(part.shard_name(int(slot)), len(names)) for slot in slots]
+        own["shard"] = np.array(places, dtype=own["shard"].dtype)[inverse]
         records.append(own)
     together = np.concatenate(records)
     _, first = np.unique(together["step"], return_index=True)
@@ -60,6 +60,7 @@ def _one(parts: Sequence[RankSteps]) -> RankSteps:
         started_unix_ns=newest.started_unix_ns,
         shards=tuple(names),
         records=together[first],
+        waits_in=newest.waits_in,
     )
 
 

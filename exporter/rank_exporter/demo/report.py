@@ -10,6 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from ..analysis.diagnose_report import verdict_as_json, verdict_lines
 from ..analysis.profile import RankProfile, RunProfile
 from ..phases import IN_STEP, Phase
 from .stage import Outcome
@@ -30,16 +31,7 @@ def as_json(outcome: Outcome) -> dict[str, Any]:
         "run": outcome.profile.run,
         "as_expected": not outcome.shortfalls,
         "shortfalls": list(outcome.shortfalls),
-        "verdict": {
-            "kind": verdict.kind,
-            "rank": verdict.rank,
-            "phase": verdict.phase,
-            "host": verdict.host,
-            "shard": verdict.shard,
-            "skew": verdict.skew,
-            "evidence": list(verdict.evidence),
-            "next_check": verdict.next_check,
-        },
+        "verdict": verdict_as_json(verdict),
         "alerts": [_alert(alert) for alert in outcome.alerts],
         "page_latency_seconds": outcome.page_latency_seconds,
         "ranks": [
@@ -100,25 +92,8 @@ def _indented(content: RenderableType) -> Padding:
 
 
 def _verdict(outcome: Outcome) -> Iterator[RenderableType]:
-    verdict = outcome.verdict
-    named = [
-        f"{what} {value}"
-        for what, value in (
-            ("rank", verdict.rank),
-            ("phase", verdict.phase),
-            ("host", verdict.host),
-            ("shard", verdict.shard),
-        )
-        if value is not None
-    ]
-    line = Text(verdict.kind, style="bold")
-    if named:
-        line.append(f": {', '.join(named)}", style="not bold")
-    if verdict.skew is not None:
-        line.append(f", late by {verdict.skew:.0%} of the median step", style="not bold")
-    yield _indented(line)
-    yield from (_indented(Text(f"- {finding}")) for finding in verdict.evidence)
-    yield _indented(Text(f"Next: {verdict.next_check}"))
+    yield from (_indented(line) for line in verdict_lines(outcome.verdict))
+    yield _indented(Text(f"Next: {outcome.verdict.next_check}"))
 
 
 def _pages(outcome: Outcome) -> Iterator[RenderableType]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ..analysis.diagnose import COMPUTE_STRAGGLER, INPUT_STRAGGLER, Verdict
+from ..analysis.verdict import COMPUTE_STRAGGLER, INPUT_STRAGGLER, Verdict
 from ..phases import Phase
 
 __all__ = ["SCENARIOS", "Plan", "Scenario", "shortfalls"]

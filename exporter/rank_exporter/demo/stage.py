@@ -11,9 +11,12 @@ from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..analysis.diagnose import Verdict, diagnose
+from ..analysis.diagnose import diagnose
 from ..analysis.load import load_agent
+from ..analysis.observation import judge
 from ..analysis.profile import RunProfile
+from ..analysis.run_load import Sources, load_run
+from ..analysis.verdict import Verdict
 from ..errors import SourceError
 from . import training
 from .failure import DemoError
@@ -189,12 +192,22 @@ def _status(stage: Stage) -> str:
     return f"{steps} steps; {', '.join(alerts) or 'no alert'}"
 
 
+def _verdict(stage: Stage, profile: RunProfile) -> Verdict:
+    """From step records, as ``rank-exporter diagnose`` has it; from the totals where the agent has just lost them."""
+    url = training.agent_url(stage.directory)
+    try:
+        observation, _ = load_run(Sources(agents=(url,) if url else (), run=stage.plan.run))
+    except SourceError:
+        return diagnose(profile)
+    return judge(observation).verdict
+
+
 def _outcome(stage: Stage, page: Alert | None) -> Outcome:
     stage.until(lambda: stage.profile() is not None, seconds=_LOOK_SECONDS * 5, what="the agent's answer")
     profile = stage.profile()
     if profile is None:
         raise DemoError("the agent answers now and then only: is this machine busy with something else?")
-    verdict = diagnose(profile)
+    verdict = _verdict(stage, profile)
     alerts = stage.webhook.alerts()
     labels = [alert.labels for alert in alerts]
     firing = [dict(alert["labels"]) for alert in stage.prometheus.alerts() if alert["state"] == "firing"]

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from .commhook import follow_registration
 from .exporter import Exporter
 
 __all__ = ["watch_everything", "watch_sharded"]
@@ -24,6 +25,8 @@ def watch_everything(exporter: Exporter) -> None:
     Training loaders are told from evaluation's by whether gradients are enabled as a batch is fetched. What cannot be
     watched is counted as an error, and made as ever.
     """
+    if exporter._recorder.bucket_timing:
+        follow_registration()  # a model may register a hook as it is constructed
     for kind, keyword in ((DataLoader, "dataloader"), (DistributedDataParallel, "model"), (Optimizer, "optimizer")):
         _watch_instances(kind, keyword, exporter)
 

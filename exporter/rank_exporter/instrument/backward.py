@@ -209,8 +209,9 @@ class Backward:
         if model is not None:
             trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
             # The last is usually the first to be ready; the first stands in where it takes no part.
-            for parameter in {id(one): one for one in (trained[0], trained[-1])}.values():
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._gradient))
+            for parameter in {id(one): one for one in (*trained[:1], *trained[-1:])}.values():
+                handle = parameter.register_post_accumulate_grad_hook(self._gradient)  # type: ignore[no-untyped-call]
+                self._handles.append(handle)
         self._by_call = True
         self._unanswered = 0
         self._queued = True

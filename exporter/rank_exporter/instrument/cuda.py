@@ -17,7 +17,10 @@ class CudaTimer:
     def record(self) -> torch.cuda.Event | None:
         if torch.cuda.is_current_stream_capturing():
             return None
-        event = self._pool.pop() if self._pool else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        try:
+            event = self._pool.pop()
+        except IndexError:  # not asked before, as another thread may take the last
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
 

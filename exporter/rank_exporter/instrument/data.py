@@ -15,10 +15,13 @@ from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader
-from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
 from ..errors import SettingError
 from ..phases import Phase
+from .draws import observed
+from .intake import Intake
+from .padding import padding_of
 from .production import Produced, TimedWorker
 from .recorder import Recorder
 from .shard import shard_of_batch, shard_of_dataset
@@ -28,7 +31,13 @@ __all__ = ["Fetches", "watch_loader"]
 _INPUT_READY: Final = int(Phase.INPUT_READY)
 _FIRST_BATCH: Final = int(Phase.FIRST_BATCH)
 _EVAL: Final = int(Phase.EVAL)
+_MAP: Final = _DatasetKind.Map
 _TIMED: Final = "_rank_exporter_timed"
+_INTAKE: Final = "_rank_exporter_intake"
+SKIP: Final = "_rank_exporter_skip"
+"""Attribute of a loader whose wrapper drops that many batches at the beginning of an epoch: they are no input."""
+SHARED: Final = "_rank_exporter_shared"
+"""Attribute of a loader from which one rank reads for all: whose samples they are is not known."""
 
 
 class Fetches:
@@ -37,11 +46,14 @@ class Fetches:
     ``ready`` tells how many batches the workers have ready, where there are workers.
     """
 
-    __slots__ = ("_loader", "_ready", "_recorder", "_workers", "first", "trains")
+    __slots__ = ("_drawn", "_intake", "_loader", "_ready", "_recorder", "_skip", "_workers", "first", "trains")
 
-    def __init__(self, recorder: Recorder, iterator: Any, loader: Any) -> None:
+    def __init__(self, recorder: Recorder, iterator: Any, loader: Any, intake: Intake | None = None) -> None:
         self._recorder = recorder
         self._loader = weakref.ref(loader)
+        self._intake = intake or _intake(recorder, loader)
+        self._drawn = self._intake.drawn
+        self._skip: int = getattr(loader, SKIP, 0)
         self.trains = recorder.feeds_training(loader)
         self._workers = getattr(iterator, "_num_workers", 0)
         self._ready: Callable[[], int] | None = iterator._data_queue.qsize if self._workers else None
@@ -54,11 +66,26 @@ class Fetches:
         if loader is not None:
             self._recorder.feed_with(loader)
 
+    def renew(self) -> None:
+        """Workers are kept, and draw for the next epoch now."""
+        self.first = True
+        loader = self._loader()
+        if loader is not None:
+            self._skip = getattr(loader, SKIP, 0)
+            _renew(self._intake, loader, self._recorder)
+
+    def _pass_over(self, batch: Any) -> Any:
+        """A batch that is not training's."""
+        index = self._drawn.popleft() if self._drawn else None
+        if type(batch) is Produced:
+            batch, index = batch.batch, index if batch.index is None else batch.index
+        self._intake.pass_over(index)
+        return batch
+
     def time(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
         recorder = self._recorder
         if recorder.is_elsewhere():
-            batch = fetch(*arguments)
-            return batch.batch if type(batch) is Produced else batch
+            return self._pass_over(fetch(*arguments))
         timeline = recorder.timeline
         recorder.fed = self
         if not torch.is_grad_enabled() or (not self.trains and recorder.is_evaluating()):
@@ -71,7 +98,7 @@ class Fetches:
             recorder.advance()
             if self._ready is not None:
                 recorder.writer.set_loader(workers=self._workers, ready=self._ready())
-        self.first = False
+        self.first = self._skip > 0
         timeline.enter(phase)
         try:
             batch = fetch(*arguments)
@@ -81,21 +108,32 @@ class Fetches:
                 phase = _FIRST_BATCH
                 timeline.become(phase)
                 recorder.writer.count_epoch()
+                recorder.publish()
+                self._end()
             timeline.leave(phase)
             raise
         except BaseException:
+            if self._drawn:
+                self._drawn.popleft()
             timeline.leave(phase)
             raise
         timeline.leave(phase)
-        return self._taken(batch) if phase != _EVAL else batch.batch if type(batch) is Produced else batch
+        if phase == _EVAL:
+            return self._pass_over(batch)
+        if self._skip > 0:
+            self._skip -= 1
+            return self._pass_over(batch)
+        return self._taken(batch)
 
     def _taken(self, batch: Any) -> Any:
         recorder = self._recorder
         recorder.has_input = True
         ns = 0
+        index = self._drawn.popleft() if self._drawn else None
         if type(batch) is Produced:
-            batch, ns = batch.batch, batch.ns
+            batch, ns, index = batch.batch, batch.ns, index if batch.index is None else batch.index
         try:
+            self._intake.take(batch, index)
             if not recorder.shard_is_given and (shard := shard_of_batch(batch)) is not None:
                 recorder.writer.set_shard(shard)
             if ns:
@@ -103,6 +141,46 @@ class Fetches:
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             recorder.fault("hook", error)
         return batch
+
+    def _end(self) -> None:
+        try:
+            self._intake.end()
+        except Exception as error:  # noqa: BLE001 - see Recorder.fault
+            self._recorder.fault("samples", error)
+
+
+def _intake(recorder: Recorder, loader: Any) -> Intake:
+    intake = Intake(recorder.accounts, loader)
+    _renew(intake, loader, recorder)
+    return intake
+
+
+def _renew(intake: Intake, loader: Any, recorder: Recorder) -> None:
+    """An epoch begins: ask the loader, before it draws for it, what is to be known of it."""
+    epoch, padding, length = 0, None, None
+    try:
+        epoch = _epoch_of(loader)
+        if isinstance(loader, DataLoader) and loader._dataset_kind == _MAP:
+            padding, length = padding_of(loader), _length_of(loader)
+    except Exception as error:  # noqa: BLE001 - see Recorder.fault
+        recorder.fault("samples", error)
+    intake.renew(epoch, padding, length=length, counts=not getattr(loader, SHARED, False))
+
+
+def _length_of(loader: DataLoader[Any]) -> int | None:
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # of a sampler without end
+        return None
+
+
+def _epoch_of(loader: Any) -> int:
+    """The epoch that sampler or dataset were set to; 0 where they know of none."""
+    batches = getattr(loader, "batch_sampler", None)
+    inside = (getattr(holder, "sampler", None) for holder in (batches, getattr(batches, "batch_sampler", None)))
+    holders = (getattr(loader, "sampler", None), *inside, getattr(loader, "dataset", None))
+    found = (getattr(holder, "epoch", None) for holder in holders)
+    return next((epoch for epoch in found if type(epoch) is int and epoch >= 0), 0)
 
 
 class _TimedIterator:
@@ -130,8 +208,8 @@ def _timed_iterator_class(kind: Any) -> Any:
         # Workers that are kept for the next epoch.
         fetches = self._rank_exporter_fetches
         with _building(fetches._recorder, fetches.trains):
+            fetches.renew()
             kind._reset(self, *args, **kwargs)
-        self._rank_exporter_fetches.first = True
 
     return type(
         kind.__name__, (kind,), {"__next__": __next__, "_reset": _reset, "__module__": kind.__module__, _TIMED: True}
@@ -170,22 +248,35 @@ def _timed_methods(kind: Any, recorder: Recorder) -> dict[str, Any]:
 
     def _get_iterator(self: Any) -> Any:
         initialise = self.worker_init_fn
+        intake = _intake(recorder, self)
+        in_order = getattr(self, "in_order", True)
         with _building(recorder, recorder.feeds_training(self)):
             if self.num_workers:
-                self.worker_init_fn = TimedWorker(initialise)
+                self.worker_init_fn = TimedWorker(initialise, tells_indices=not in_order)
+            if self._dataset_kind == _MAP and (in_order or not self.num_workers):
+                self.__dict__[_INTAKE] = intake
             try:
                 iterator = kind._get_iterator(self)
             finally:
                 self.worker_init_fn = initialise
+                self.__dict__.pop(_INTAKE, None)
             if not isinstance(iterator, _BaseDataLoaderIter):
                 return _TimedIterator(iterator, recorder, self)
             own: Any = type(iterator)
-            iterator._rank_exporter_fetches = Fetches(recorder, iterator, self)  # type: ignore[attr-defined]
+            iterator._rank_exporter_fetches = Fetches(recorder, iterator, self, intake)  # type: ignore[attr-defined]
             if not hasattr(iterator, _TIMED):
                 iterator.__class__ = _timed_iterator_class(own)
             return iterator
 
-    return {"_get_iterator": _get_iterator} if issubclass(kind, DataLoader) else {"__iter__": __iter__}
+    if not issubclass(kind, DataLoader):
+        return {"__iter__": __iter__}
+
+    def _index_sampler(self: Any) -> Any:
+        sampler = kind._index_sampler.fget(self)
+        intake = self.__dict__.get(_INTAKE)
+        return sampler if intake is None else observed(sampler, intake.drawn)
+
+    return {"_get_iterator": _get_iterator, "_index_sampler": property(_index_sampler)}
 
 
 @cache

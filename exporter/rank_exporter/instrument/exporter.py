@@ -5,9 +5,10 @@ from __future__ import annotations
 import atexit
 import operator
 import os
+import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
@@ -24,6 +25,7 @@ from .gc import watch_gc
 from .keeper import AgentKeeper
 from .peers import PeerExchange
 from .recorder import Recorder, log
+from .samplefiles import SampleFiles
 from .wrappers import innermost
 
 if TYPE_CHECKING:
@@ -61,6 +63,12 @@ class Exporter:
             log.warning("rank %d is not recorded: %s", rank, error)
             writer = SegmentWriter.private()
         self._recorder = Recorder(writer, rank=rank, default_shard=f"{rank}/{settings.identity.world_size}")
+        self._keep_accounts(settings)
+        self._recorder.bucket_timing = settings.bucket_timing
+        if settings.bucket_timing and "torch" in sys.modules:
+            from .commhook import follow_registration  # noqa: PLC0415 - torch is loaded where it is used
+
+            follow_registration()
         self._spans = {name: loop.Span(self._recorder.timeline, phase) for name, phase in _PHASES.items()}
         self._undo: list[Callable[[], None]] = [watch_gc(writer)]
         self._watched: list[tuple[weakref.ref[Any], Callable[[], None]]] = []
@@ -76,6 +84,21 @@ class Exporter:
             )
             self._exchange.start()
 
+    def _keep_accounts(self, settings: Settings) -> None:
+        accounts, recorder = self._recorder.accounts, self._recorder
+        if settings.sample_ids == "off":
+            accounts.identifies = False
+        elif settings.sample_ids != "auto":
+            accounts.identify_by(settings.sample_ids.removeprefix("key:"))
+        if settings.sample_ids_dir is not None:
+            accounts.files = SampleFiles(
+                settings.sample_ids_dir,
+                settings.identity,
+                recorder.writer.started_unix_ns,
+                step=lambda: recorder.steps_ended + 1,
+                fault=recorder.fault,
+            )
+
     @property
     def identity(self) -> Identity:
         """Run, rank, local rank, world size and host under which this process is recorded."""
@@ -87,6 +110,8 @@ class Exporter:
         model: Module | None = None,
         optimizer: Optimizer | Iterable[Optimizer] | None = None,
         dataloader: Iterable[Any] | None = None,
+        sample_ids: str | int | Callable[[Any], Sequence[Any]] | None = None,
+        bucket_timing: bool = False,
     ) -> None:
         """Record the phases of an unchanged training loop through hooks. Needs torch.
 
@@ -95,11 +120,26 @@ class Exporter:
         optimizer: one or several; a step ends with the last of them. dataloader: the one that feeds training.
         Each may be as a trainer wrapped it: Accelerate's and Fabric's are timed inside their wrappers. Call it again
         for what is made later. Raises SettingError for what cannot be watched.
+
+        Samples and tokens of the dataloader are counted, and its samples accounted for by identifier: the sampler's
+        indices, or what ``sample_ids`` says: a key or place in the batch, or a function that returns the identifiers of
+        a batch, which are integers, texts, bytes or tuples of them.
+
+        bucket_timing: time each gradient bucket of the model, a DistributedDataParallel, through a communication hook
+        that does what is done without one, or what the hook does that you register after this; gradients stay the same
+        bit for bit. SettingError where they might not.
         """
+        if sample_ids is not None:
+            self._recorder.accounts.identify_by(sample_ids)
         if dataloader is not None:
             self._watch(dataloader=dataloader)
             self._recorder.feed_with(innermost(dataloader))
         self._watch(model=model, optimizer=optimizer)
+        if bucket_timing:
+            from .commhook import time_buckets  # noqa: PLC0415 - torch is loaded where it is used
+
+            undo = time_buckets(innermost(model), self._recorder)
+            self._watched.append((weakref.ref(innermost(model)), undo))
 
     def _watch(self, *, model: Any = None, optimizer: Any = None, dataloader: Any = None) -> None:
         """As watch, save that the dataloader may as well be evaluation's, which is found out."""
@@ -137,7 +177,7 @@ class Exporter:
         if accumulate < 1:
             raise SettingError(f"accumulate is {accumulate}: give the number of batches per step, at least 1")
         self._recorder.moves_on_at_forward = False
-        return loop.steps(self._recorder.timeline, batches, accumulate)
+        return loop.steps(self._recorder.timeline, batches, accumulate, self._recorder.publish)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Time what is done within: ``with exporter.phase("forward"): …``.
@@ -164,12 +204,15 @@ class Exporter:
             self._recorder.fault("shard", error)
 
     def count(self, *, samples: int = 0, tokens: int = 0, padded: int = 0) -> None:
-        """Count what the step in progress consumes: samples, tokens, and samples that are only padding."""
+        """Count what the step in progress consumes: samples, tokens, and samples that are only padding.
+
+        What is counted here is no longer counted automatically: these numbers stand.
+        """
         try:
             numbers = operator.index(samples), operator.index(tokens), operator.index(padded)
             if min(numbers) < 0:
                 raise ValueError(f"counts are {numbers}: give none below 0")
-            self._recorder.writer.count(*numbers)
+            self._recorder.writer.count(*self._recorder.accounts.given(*numbers))
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("count", error)
 
@@ -219,6 +262,10 @@ def start(**settings: Any) -> Exporter:
     - port 10911, listen_address all, linger_seconds twice the scrape interval, file_sd_dir none: the agent's
     - step_log_dir none, step_log_bytes 1 GiB: where it keeps the raw records of all steps, and how many at most
     - skew_budget_ratio 0.10: tolerated skew as a share of the median step time
+    - bucket_timing False (variable: 1 or 0): time the gradient buckets of every DistributedDataParallel watched; one
+      whose gradients might change by it is counted as an error and left alone
+    - sample_ids "auto": samples are identified by the sampler's indices; "key:NAME" by what their batches have under
+      NAME, "off" not at all; sample_ids_dir none: where all identifiers are written to
 
     Raises SettingError in one line for a setting that is wrong, or that differs from those of the running exporter.
     """

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import TracebackType
 from typing import TypeVar
 
@@ -32,8 +32,15 @@ class Span:
         self._timeline.leave(self._phase)
 
 
-def steps(timeline: Timeline, batches: Iterable[T], accumulate: int) -> Iterator[T]:
-    """Yield the batches; a step is ``accumulate`` of them. See Exporter.steps."""
+def steps(timeline: Timeline, batches: Iterable[T], accumulate: int, publish: Callable[[], None]) -> Iterator[T]:
+    """Yield the batches; a step is ``accumulate`` of them. ``publish`` is called at the end. See Exporter.steps."""
+    try:
+        yield from _steps(timeline, batches, accumulate)
+    finally:
+        publish()
+
+
+def _steps(timeline: Timeline, batches: Iterable[T], accumulate: int) -> Iterator[T]:
     timeline.advance()
     timeline.enter(Phase.FIRST_BATCH)
     try:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from ..errors import SettingError
 from ..phases import Phase
 from .backward import Backward
+from .commhook import time_buckets
 from .cuda import CudaTimer
 from .fsdp import is_sharded, waits_in, watch_groups
 from .recorder import Recorder
@@ -55,7 +56,7 @@ class _ModelHooks:
     def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
         self._recorder = recorder
         self._timeline = recorder.timeline
-        inside = getattr(model, "_orig_mod", model)  # of what torch.compile returned
+        inside: Any = getattr(model, "_orig_mod", model)  # of what torch.compile returned
         distributed = isinstance(inside, DistributedDataParallel)
         self.backward = Backward(model, recorder, by_call=distributed or not waits_in(inside))
         if distributed:
@@ -103,6 +104,15 @@ class _ModelHooks:
         """The model was wrapped after it was watched, or it alone was given to watch."""
         self.backward.within(distributed)
         self._recorder.tell(backend=_backend(distributed), waits_in=waits_in(distributed))
+        self.time_buckets(distributed)
+
+    def time_buckets(self, distributed: DistributedDataParallel) -> None:
+        """As far as it is set, and can be."""
+        if self._recorder.bucket_timing:
+            try:
+                self.also(time_buckets(distributed, self._recorder))
+            except Exception as error:  # noqa: BLE001 - see Recorder.fault
+                self._recorder.fault("hook", error)
 
     def register(self, model: torch.nn.Module) -> None:
         """Hook the model, or what torch.compile returned for it."""
@@ -196,6 +206,9 @@ def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
         hooks.also(watch_groups(recorder))
     if isinstance(model, DistributedDataParallel) and torch.distributed.is_initialized():
         facts["backend"] = _backend(model)
+    inside = getattr(model, "_orig_mod", model)
+    if isinstance(inside, DistributedDataParallel):
+        hooks.time_buckets(inside)
     if device is not None and device.type == "cuda":
         # By which the agent knows the GPU, whatever number the rank has for it.
         facts["device_uuid"] = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))

@@ -18,35 +18,41 @@ __all__ = ["Produced", "TimedWorker"]
 
 
 class Produced:
-    """A batch on its way from a worker, and the ns that producing it took."""
+    """A batch on its way from a worker, the ns that producing it took, and, where it is wanted, the indices that it was
+    made from."""
 
-    __slots__ = ("batch", "ns")
+    __slots__ = ("batch", "index", "ns")
 
-    def __init__(self, batch: Any, ns: int) -> None:
+    def __init__(self, batch: Any, ns: int, index: Any = None) -> None:
         self.batch = batch
         self.ns = ns
+        self.index = index
 
     def pin_memory(self, device: Any = None) -> Produced:
         """As torch asks of anything that it cannot pin by itself."""
-        return Produced(pin_memory(self.batch, device), self.ns)  # type: ignore[no-untyped-call]
+        return Produced(pin_memory(self.batch, device), self.ns, self.index)  # type: ignore[no-untyped-call]
 
 
 class TimedWorker:
-    """Initialises a worker as its user wants, then has it time its fetches. Goes to the worker: can be pickled."""
+    """Initialises a worker as its user wants, then has it time its fetches. Goes to the worker: can be pickled.
 
-    __slots__ = ("_initialise",)
+    ``tells_indices``: each batch is handed over with the indices it was made from, for loaders that do not keep order.
+    """
 
-    def __init__(self, initialise: Callable[[int], Any] | None) -> None:
+    __slots__ = ("_initialise", "_tells_indices")
+
+    def __init__(self, initialise: Callable[[int], Any] | None, *, tells_indices: bool = False) -> None:
         self._initialise = initialise
+        self._tells_indices = tells_indices
 
     def __call__(self, worker_id: int) -> None:
         if self._initialise is not None:
             self._initialise(worker_id)
         for fetcher in (_MapDatasetFetcher, _IterableDatasetFetcher):
-            fetcher.fetch = _timed(fetcher.fetch)  # type: ignore[method-assign]
+            fetcher.fetch = _timed(fetcher.fetch, self._tells_indices)  # type: ignore[method-assign]
 
 
-def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
+def _timed(fetch: Callable[..., Any], tells_indices: bool) -> Callable[..., Any]:
     if hasattr(fetch, "__wrapped__"):
         return fetch
 
@@ -54,6 +60,6 @@ def _timed(fetch: Callable[..., Any]) -> Callable[..., Any]:
     def timed(*arguments: Any) -> Produced:
         began = time.monotonic_ns()
         batch = fetch(*arguments)
-        return Produced(batch, time.monotonic_ns() - began)
+        return Produced(batch, time.monotonic_ns() - began, arguments[1] if tells_indices else None)
 
     return timed

@@ -13,6 +13,7 @@ from ..segment.layout import BY_DEVICE, PROFILED
 from ..segment.request import ProfileRequest, take
 from ..segment.writer import SegmentWriter, Taken
 from ..timeline import Timeline
+from .accounts import Accounts
 from .device import DeviceClock
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 __all__ = ["Recorder"]
 
 log: Final = logging.getLogger("rank_exporter")
+
+_HOLD_NS: Final = 20_000_000
+"""A step that ends this long after the latest published one is published at once, with those held back before it."""
 
 
 class Recorder:
@@ -34,14 +38,18 @@ class Recorder:
     ``trained`` the one that a backward was last run on;
     ``training_loaders`` are known to feed training, be it that the user says so or that a backward followed: others
     may be evaluation's, which ``is_evaluating`` tells as long as they are not known. ``fed`` is what the loop was last
-    fed by.
+    fed by. ``accounts`` are those of samples. ``bucket_timing``: the gradient buckets of whatever has some are timed.
     """
 
     __slots__ = (
         "_device",
+        "_held",
         "_profiled",
+        "_published_ns",
         "_warned",
         "_window",
+        "accounts",
+        "bucket_timing",
         "default_shard",
         "facts",
         "fed",
@@ -62,6 +70,7 @@ class Recorder:
         self.writer = writer
         self.rank = rank
         self.thread = threading.get_ident()
+        self.bucket_timing = False
         self.moves_on_at_forward = True
         self.optimizer_is_watched = False
         self.has_input = False
@@ -76,15 +85,15 @@ class Recorder:
         self._device: DeviceClock | None = None
         self._window: ProfileWindow | None = None
         self._profiled = range(0)
+        self._held: list[tuple[list[int], int, Taken, int]] = []
+        self._published_ns = 0
+        self.accounts = Accounts(writer, self.fault)
         self.timeline = Timeline(self._commit, live=writer.words, live_index=writer.phase_word)
         writer.set_facts(self.facts)
 
     def _commit(self, spent: list[int], ended_ns: int) -> None:
         writer = self.writer
-        try:
-            writer.commit(spent, ended_ns, None, self._flags() if self._profiled else 0)
-        except Exception as error:  # noqa: BLE001 - a step that cannot be recorded must not stop training
-            self.fault("step", error)
+        self._hold(spent, ended_ns, writer.take(), self._flags() if self._profiled else 0)
         if writer.words[writer.profile_word]:
             self._profile()
 
@@ -94,13 +103,45 @@ class Recorder:
         if self.writer.words[self.writer.profile_word]:
             self._profile()
 
+    def _hold(self, spent: list[int], ended_ns: int, taken: Taken, flags: int) -> None:
+        self._held.append((spent, ended_ns, taken, flags))
+        if ended_ns - self._published_ns >= _HOLD_NS:
+            self.publish()
+
+    def publish(self) -> None:
+        """Commit the steps that are held back.
+
+        Steps that follow each other closely are committed together: between two of them training takes the processor's
+        caches for itself, and a commit that has to get there first costs four times as much.
+        """
+        held = self._held
+        if not held:
+            return
+        self._published_ns = held[-1][1]
+        commit = self.writer.commit
+        for step in held:
+            try:
+                commit(*step)
+            except Exception as error:  # noqa: BLE001 - a step that cannot be recorded must not stop training
+                self.fault("step", error)
+        held.clear()
+
     def _flags(self) -> int:
-        return PROFILED if self.writer.words[self.writer.steps_word] + 1 in self._profiled else 0
+        return PROFILED if self._resolved + 1 in self._profiled else 0
+
+    @property
+    def _resolved(self) -> int:
+        return self.writer.words[self.writer.steps_word] + len(self._held)
 
     @property
     def steps_ended(self) -> int:
         """Steps that have ended, be they published or not."""
-        return self.writer.words[self.writer.steps_word] + (0 if self._device is None else self._device.unresolved)
+        return self._resolved + (0 if self._device is None else self._device.unresolved)
+
+    @property
+    def is_profiling(self) -> bool:
+        """Whether a profile is asked for or under way."""
+        return self._window is not None
 
     def profile(self, request: ProfileRequest) -> None:
         """Profile the requested steps, unless a profile is under way or they have begun."""
@@ -161,10 +202,7 @@ class Recorder:
         self.tell(clock="host")
 
     def _publish(self, spent: list[int], ended_ns: int, taken: Taken, by_device: bool) -> None:
-        try:
-            self.writer.commit(spent, ended_ns, taken, (BY_DEVICE if by_device else 0) | self._flags())
-        except Exception as error:  # noqa: BLE001 - see _commit
-            self.fault("step", error)
+        self._hold(spent, ended_ns, taken, (BY_DEVICE if by_device else 0) | self._flags())
 
     def fault(self, reason: str, error: object) -> None:
         """Survive a fault: count it, and say it once. ``reason`` is one of segment.layout.ERROR_REASONS."""
@@ -213,6 +251,11 @@ class Recorder:
         self._abandon_profile()
         if self._device is not None:
             self._device.resolve(everything=True)
+        self.publish()
+        try:
+            self.accounts.stop()
+        except Exception as error:  # noqa: BLE001 - see fault
+            self.fault("samples", error)
         self.writer.close()
         self._reconnect()
 
@@ -221,6 +264,8 @@ class Recorder:
         if self._window is not None:
             self._window.forget()
             self._window = None
+        self.accounts.abandon()
+        self._held.clear()
         self.writer.detach()
         self._reconnect()
 

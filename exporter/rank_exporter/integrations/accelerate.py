@@ -4,13 +4,16 @@
     watch_accelerator(accelerator)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
 
-Input is timed at the DataLoader inside Accelerate's: neither its look-ahead nor its transfer to the device nor its
-broadcast is in it. With ``dispatch_batches`` rank 0 reads for all: on the others input is the wait for their share,
-so that a slow feed shows alike on every rank and blames none. ``gather``, ``reduce`` and ``wait_for_everyone`` are
-``collective_wait``; ``save_state`` and ``save_model`` are ``checkpoint``. Evaluation is told from training by the mode
-of the model as its loader is first asked, or by disabled gradients.
+Input is timed at the DataLoader inside Accelerate's: neither its look-ahead nor its transfer to the device, which is
+``h2d``, nor its broadcast is in it. With ``dispatch_batches`` rank 0 reads for all: on the others input is the wait for
+their share, so that a slow feed shows alike on every rank and blames none. ``gather``, ``reduce`` and
+``wait_for_everyone`` are ``collective_wait``; ``save_state`` and ``save_model`` are ``checkpoint``. Evaluation is told
+from training by the mode of the model as its loader is first asked, or by disabled gradients.
 
-Nothing of this is needed under ``python -m rank_exporter``. Samples are counted with ``exporter.count``.
+Samples are accounted for, save with ``dispatch_batches``, where only ``exporter.count`` counts them. Batches that
+Accelerate reads and drops as training is resumed in the midst of an epoch are neither input nor samples.
+
+Nothing of this is needed under ``python -m rank_exporter``.
 """
 
 from __future__ import annotations
@@ -19,10 +22,11 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import torch
+from accelerate import data_loader
 from accelerate.accelerator import Accelerator
-from accelerate.data_loader import DataLoaderDispatcher
+from accelerate.data_loader import DataLoaderDispatcher, DataLoaderShard, SkipDataLoader
 
-from ..instrument.data import Fetches
+from ..instrument.data import SHARED, SKIP, Fetches
 from ..instrument.exporter import Exporter, start
 from ..phases import Phase
 from .methods import Methods
@@ -54,6 +58,10 @@ def watch_everything(exporter: Exporter) -> None:
     _methods.after(Accelerator, "prepare prepare_model prepare_optimizer prepare_data_loader", prepared, exporter)
     _methods.time(Accelerator, "save_state save_model", Phase.CHECKPOINT.label, exporter)
     _methods.wrap(Accelerator, "gather reduce wait_for_everyone", lambda call: _waiting(call, exporter), exporter)
+    for kind in (DataLoaderShard, SkipDataLoader):
+        _methods.before(kind, "__iter__", _skipping, exporter)
+    _methods.before(DataLoaderDispatcher, "__iter__", _dealing, exporter)
+    _methods.time_copies(data_loader, "send_to_device", lambda _batch, device, **_options: device, exporter)
     _methods.wrap(DataLoaderDispatcher, "_fetch_batches", lambda call: _dispatching(call, exporter), exporter)
 
 
@@ -64,6 +72,19 @@ def _watch(exporter: Exporter, prepared: Any) -> None:
         exporter._watch(optimizer=prepared)
     elif isinstance(prepared, torch.utils.data.DataLoader):
         exporter._watch(dataloader=prepared)
+
+
+def _skipping(self: Any, *_args: Any, **_kwargs: Any) -> None:
+    """A resumed epoch begins with batches that are read and dropped."""
+    setattr(self.base_dataloader, SKIP, self.skip_batches)
+
+
+def _dealing(self: Any, *_args: Any, **_kwargs: Any) -> None:
+    """Rank 0 reads for all: how samples are dealt out is not seen at its loader."""
+    ranks = self.state.num_processes
+    reads = ranks if self.state.process_index == 0 and not self.split_batches else 1
+    setattr(self.base_dataloader, SKIP, self.skip_batches * reads)
+    setattr(self.base_dataloader, SHARED, ranks > 1)
 
 
 def _waiting(call: Callable[..., Any], exporter: Exporter) -> Callable[..., Any]:

@@ -5,14 +5,16 @@
     model, optimizer = fabric.setup(model, optimizer)
     loader = fabric.setup_dataloaders(loader)
 
-Models, optimizers and loaders are timed inside what Fabric puts around them; ``fabric.save`` is ``checkpoint``.
+Models, optimizers and loaders are timed inside what Fabric puts around them; what its loaders copy to the device is
+``h2d``, ``fabric.save`` is ``checkpoint``.
 Evaluation is told from training by the mode of the model as its loader is first asked, or by disabled gradients.
 
-Nothing of this is needed under ``python -m rank_exporter``. Samples are counted with ``exporter.count``.
+Nothing of this is needed under ``python -m rank_exporter``.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any, Final
 
 import torch
@@ -52,4 +54,6 @@ def watch_everything(exporter: Exporter, kind: Any) -> None:
 
     _methods.after(kind, "setup setup_module setup_optimizers", prepared, exporter)
     _methods.after(kind, "_setup_dataloader", loader_prepared, exporter)
+    wrappers = import_module(f"{kind.__module__.rpartition('.')[0]}.wrappers")
+    _methods.time_copies(wrappers, "move_data_to_device", lambda _batch, device: device, exporter)
     _methods.time(kind, "save", Phase.CHECKPOINT.label, exporter)

@@ -18,10 +18,10 @@ from typing import Any, Final
 from transformers.trainer import Trainer
 from transformers.trainer_callback import TrainerCallback
 
+from ..instrument.batch import samples_of, tokens_of
 from ..instrument.exporter import Exporter, start
 from ..phases import Phase
 from . import accelerate
-from .batch import samples_of, tokens_of
 from .methods import Methods
 
 __all__ = ["RankExporterCallback", "watch_everything"]
@@ -55,6 +55,8 @@ def watch_everything(exporter: Exporter) -> None:
     accelerate.watch_everything(exporter)
     _methods.time(Trainer, "evaluate predict evaluation_loop _evaluate", Phase.EVAL.label, exporter)
     _methods.time(Trainer, "_save_checkpoint save_model", Phase.CHECKPOINT.label, exporter)
+    # It fetches batches ahead of the steps that they belong to.
+    _methods.before(Trainer, "train", lambda *_args, **_kwargs: exporter._recorder.accounts.leave_counting(), exporter)
     _methods.before(Trainer, "training_step", _count(exporter), exporter)
 
 

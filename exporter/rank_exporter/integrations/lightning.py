@@ -2,10 +2,10 @@
 
     Trainer(..., callbacks=[RankExporterCallback()])
 
-Input is timed at the DataLoader that Lightning's fetchers draw from. ``forward`` is the module's ``training_step``;
-validation is ``eval``; saving is ``checkpoint``; the broadcast with which ranks agree to go on is ``collective_wait``.
-The Trainer runs forward and backward within the optimizer's step: they are told apart from it. Samples, and tokens
-where a batch has ``input_ids``, are counted.
+Input is timed at the DataLoader that Lightning's fetchers draw from; copying it to the device is ``h2d``. ``forward``
+is the module's ``training_step``; validation is ``eval``; saving is ``checkpoint``; the broadcast with which ranks
+agree to go on is ``collective_wait``. The Trainer runs forward and backward within the optimizer's step: they are told
+apart from it. Samples, and tokens where a batch has ``input_ids``, are counted.
 
 Nothing of this is needed under ``python -m rank_exporter``. For ``lightning`` as well as for ``pytorch_lightning``.
 """
@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from ..instrument.batch import samples_of, tokens_of
 from ..instrument.exporter import Exporter, start
 from ..instrument.model import follow_backward
 from ..phases import Phase
-from .batch import samples_of, tokens_of
 from .methods import Methods
 
 # The script's, of the two packages that there are.
@@ -76,6 +76,8 @@ def watch_everything(exporter: Exporter, package: str = "lightning.pytorch") -> 
 
     def draw(self: Any) -> None:
         # Evaluation draws without gradients, and is timed as a whole.
+        if torch.is_grad_enabled():
+            recorder.accounts.leave_counting()
         for loader in self.flattened if torch.is_grad_enabled() else ():
             exporter._watch(dataloader=loader)
 
@@ -87,9 +89,14 @@ def watch_everything(exporter: Exporter, package: str = "lightning.pytorch") -> 
     _methods.before(strategy, "backward", backward, exporter)
     _methods.before(strategy, "training_step", _step(exporter), exporter)
     _methods.time(strategy, "training_step", Phase.FORWARD.label, exporter)
+    _methods.time_copies(strategy, "batch_to_device", _device, exporter)
     _methods.time(evaluation, "run", Phase.EVAL.label, exporter)
     _methods.wrap(trainer, "save_checkpoint", lambda call: _saving(call, exporter), exporter)
     _methods.time(epoch, "_broadcast_sigterm_tensor", Phase.COLLECTIVE_WAIT.label, exporter)
+
+
+def _device(self: Any, _batch: Any, device: Any = None, *_args: Any, **_kwargs: Any) -> Any:
+    return device or self.root_device
 
 
 def _saving(call: Callable[..., Any], exporter: Exporter) -> Callable[..., Any]:

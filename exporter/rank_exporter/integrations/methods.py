@@ -7,7 +7,10 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import torch
+
 from ..instrument.exporter import Exporter
+from ..phases import Phase
 
 __all__ = ["Methods"]
 
@@ -55,6 +58,23 @@ class Methods:
 
         self.wrap(kind, names, make, exporter, "time")
 
+    def time_copies(self, holder: Any, name: str, device: Callable[..., Any], exporter: Exporter) -> None:
+        """Time a method, or a function of a module, as ``h2d`` where ``device``, called alike, says that it copies to
+        another device than the host."""
+        span = exporter.phase(Phase.H2D.label)
+        recorder = exporter._recorder
+
+        def make(call: Call) -> Call:
+            def timed(*args: Any, **kwargs: Any) -> Any:
+                if recorder.is_elsewhere() or not _is_device(device, args, kwargs):
+                    return call(*args, **kwargs)
+                with span:
+                    return call(*args, **kwargs)
+
+            return timed
+
+        self.wrap(holder, name, make, exporter, "copy")
+
     def after(self, kind: Any, names: str, see: Callable[..., None], exporter: Exporter) -> None:
         """Show what each method returned to ``see``, with what it was called with; what that raises is a fault."""
 
@@ -85,6 +105,14 @@ class Methods:
             return seen
 
         self.wrap(kind, names, make, exporter, "before")
+
+
+def _is_device(device: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+    try:
+        found = device(*args, **kwargs)
+        return found is not None and torch.device(found).type != "cpu"
+    except Exception:  # noqa: BLE001 - what torch knows no device by is a matter between it and the caller
+        return False
 
 
 def _unwrap(kind: Any, name: str, around: Call, original: Call | None) -> None:

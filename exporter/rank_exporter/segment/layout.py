@@ -15,6 +15,8 @@ facts, 2 KiB            length and CRC-32, then JSON that may change: device, de
                         framework, clock, group, waits_in
 shard names             SHARD_SLOTS names of SHARD_NAME_BYTES, NUL-padded UTF-8
 histograms              HISTOGRAMS times: sum in ns, then histogram.BUCKETS counts
+gradient buckets        BUCKET_HISTOGRAMS times: sum in ns, then counts between histogram.SHORT_EDGES and
+                        beyond; for each slot the time until full, then for each the reduction
 ring                    RING_STEPS records of ``STEP_RECORD``: the latest steps
 ======================  ===========================================================================
 
@@ -32,15 +34,20 @@ import struct
 from enum import IntEnum
 from typing import Final
 
-from ..histogram import BUCKETS
+from ..histogram import BUCKETS, SHORT_EDGES
 from ..phases import Phase
 
 __all__ = [
+    "BUCKET_HISTOGRAMS",
+    "BUCKET_HISTOGRAM_WORDS",
+    "BUCKET_SLOTS",
     "BY_DEVICE",
+    "EPOCH_WORDS",
     "ERROR_REASONS",
     "HISTOGRAMS",
     "HISTOGRAM_WORDS",
     "MAGIC",
+    "OTHER_BUCKET",
     "OTHER_SHARD",
     "PREAMBLE",
     "PROFILED",
@@ -60,7 +67,7 @@ __all__ = [
 
 SUFFIX: Final = ".segment"
 MAGIC: Final = int.from_bytes(b"RANKSEG1", "little")
-VERSION: Final = 1
+VERSION: Final = 2
 
 PREAMBLE: Final = struct.Struct("=QIIQQ32x")
 """magic, version, CRC-32 of the identity, file size, identity length."""
@@ -75,6 +82,7 @@ ERROR_REASONS: Final[tuple[str, ...]] = (
     "peers",
     "device",
     "profile",
+    "samples",
 )
 """Faults a rank can meet at run time, in the order of their words. Append only."""
 
@@ -114,9 +122,20 @@ class Word(IntEnum):
     PROFILE = 34
     """Set by whoever asks the rank to profile, see segment.request; 0 again once the rank is done. Looked at as a step
     ends."""
+    EPOCH = 35
+    """First of EPOCH_WORDS about the epoch in progress: its number plus one (0: none began), samples taken, padded ones
+    among them, those whose identifiers are in the digest, the digest (see rank_exporter.digest). They lag behind what
+    was taken by a few hundred samples until the epoch ends, and belong together."""
+    ENDED_EPOCH = 40
+    """First of as many about the epoch that ended last."""
+    ENDED_EPOCH_COMPLETE = 45
+    """1 if that epoch ended because the loader was read to its end."""
+    DUPLICATES = 46
+    """Samples that the rank took again within an epoch, as far as it could tell; padding left out."""
 
 
 WORDS: Final = 64
+EPOCH_WORDS: Final = 5
 SHARD_SLOTS: Final = 16
 OTHER_SHARD: Final = SHARD_SLOTS
 SHARD_NONE: Final = SHARD_SLOTS + 1
@@ -128,6 +147,12 @@ _INPUT_HISTOGRAMS: Final = SHARD_SLOTS + 2
 _PHASE_HISTOGRAMS: Final = _INPUT_HISTOGRAMS + len(Phase) - 1
 # The production of batches by loader workers has as many as input_ready.
 HISTOGRAMS: Final = _PHASE_HISTOGRAMS + _INPUT_HISTOGRAMS
+
+BUCKET_SLOTS: Final = 16
+"""Gradient buckets of DistributedDataParallel that are counted apart."""
+OTHER_BUCKET: Final = BUCKET_SLOTS
+BUCKET_HISTOGRAM_WORDS: Final = 1 + len(SHORT_EDGES) + 1
+BUCKET_HISTOGRAMS: Final = 2 * (BUCKET_SLOTS + 1)
 
 STEP_RECORD: Final = struct.Struct(f"=QQII{len(Phase)}Q4Q")
 """step number, its end in Unix ns, shard slot, flags, ns per phase in the order of Phase, samples, tokens,
@@ -146,7 +171,8 @@ FACTS_HEADER: Final = struct.Struct("=II")
 FACTS_BYTES: Final = 2048
 SHARDS_OFFSET: Final = FACTS_OFFSET + FACTS_BYTES
 HISTOGRAMS_OFFSET: Final = SHARDS_OFFSET + SHARD_SLOTS * SHARD_NAME_BYTES
-RING_OFFSET: Final = HISTOGRAMS_OFFSET + 8 * HISTOGRAMS * HISTOGRAM_WORDS
+BUCKETS_OFFSET: Final = HISTOGRAMS_OFFSET + 8 * HISTOGRAMS * HISTOGRAM_WORDS
+RING_OFFSET: Final = BUCKETS_OFFSET + 8 * BUCKET_HISTOGRAMS * BUCKET_HISTOGRAM_WORDS
 SIZE: Final = RING_OFFSET + RING_STEPS * STEP_RECORD.size
 
 # The start is kept to 256 ns, so that phase and start share a word and are written by one store.

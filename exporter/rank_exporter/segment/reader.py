@@ -59,11 +59,13 @@ class Snapshot:
     """A segment at one moment between two steps.
 
     words: shape (layout.WORDS,). histograms: shape (HISTOGRAMS, HISTOGRAM_WORDS); column 0 is the sum in ns.
+    buckets: shape (2, BUCKET_SLOTS + 1, BUCKET_HISTOGRAM_WORDS), until full and reduction; column 0 as above.
     shards: names of the slots in use. phase_since_ns is in monotonic ns of the host.
     """
 
     words: npt.NDArray[np.uint64]
     histograms: npt.NDArray[np.uint64]
+    buckets: npt.NDArray[np.uint64]
     shards: tuple[str, ...]
     facts: dict[str, str]
     phase: Phase | None
@@ -178,11 +180,12 @@ class SegmentReader:
             self._names_sequence = int(words[Word.FACTS_SEQUENCE])
         phase, since = self.phase_in_progress()
         start = layout.HISTOGRAMS_OFFSET - layout.FACTS_OFFSET
+        counted = np.frombuffer(self._buffer, dtype=np.uint64, offset=start).copy()
+        own = layout.HISTOGRAMS * layout.HISTOGRAM_WORDS
         return Snapshot(
             words=words,
-            histograms=np.frombuffer(self._buffer, dtype=np.uint64, offset=start)
-            .reshape(layout.HISTOGRAMS, layout.HISTOGRAM_WORDS)
-            .copy(),
+            histograms=counted[:own].reshape(layout.HISTOGRAMS, layout.HISTOGRAM_WORDS),
+            buckets=counted[own:].reshape(2, layout.BUCKET_SLOTS + 1, layout.BUCKET_HISTOGRAM_WORDS),
             shards=self._shards,
             facts=self._facts,
             phase=phase,

@@ -26,6 +26,7 @@ class RankSteps:
     ``generation`` is the same for all ranks of a process group, and another one after a restart; 0 where the rank
     never learnt it. ``started_unix_ns`` tells processes with the same rank apart. ``shards``: names of the shard
     slots, by which records[n]["shard"] is to be read. records: shape (n,), dtype segment.reader.STEP_DTYPE.
+    ``waits_in``: names of the phases that include waiting for other ranks, separated by commas; "" where unknown.
     """
 
     run: str
@@ -36,6 +37,7 @@ class RankSteps:
     started_unix_ns: int
     shards: tuple[str, ...]
     records: npt.NDArray[Any]
+    waits_in: str = ""
 
     def shard_name(self, slot: int) -> str:
         """Name of a shard slot; "" where no shard was known."""

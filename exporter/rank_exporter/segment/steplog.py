@@ -1,7 +1,8 @@
 """Step records in Parquet files, which outlive the job and open in any tool that reads Parquet.
 
-One row a step and rank: ``run``, ``host``, ``shard`` (dictionary-encoded), ``rank``, ``world_size``, ``generation``,
-``started_unix_ns``, ``step``, ``end_unix_ns``, one ``<phase>_ns`` per phase, ``samples``, ``tokens``, ``padded``.
+One row a step and rank: ``run``, ``host``, ``shard``, ``waits_in`` (dictionary-encoded), ``rank``, ``world_size``,
+``generation``, ``started_unix_ns``, ``step``, ``end_unix_ns``, ``flags`` (layout.BY_DEVICE, layout.PROFILED), one
+``<phase>_ns`` per phase, ``samples``, ``tokens``, ``padded``.
 Needs pyarrow, the extra ``rank-exporter[spool]``.
 """
 
@@ -23,9 +24,9 @@ from .records import RankSteps
 __all__ = ["STEP_LOG_SUFFIX", "StepLog"]
 
 STEP_LOG_SUFFIX: Final = ".parquet"
-_TEXTS: Final = ("run", "host", "shard")
+_TEXTS: Final = ("run", "host", "shard", "waits_in")
 _OF_PROCESS: Final = ("rank", "world_size", "generation", "started_unix_ns")
-_OF_STEP: Final = ("step", "end_unix_ns", "samples", "tokens", "padded")
+_OF_STEP: Final = ("step", "end_unix_ns", "flags", "samples", "tokens", "padded")
 _PHASES: Final = tuple(f"{name}_ns" for name in PHASE_NAMES)
 _VERSION: Final = {b"rank_exporter_steps": b"1"}
 
@@ -47,11 +48,12 @@ class StepLog:
         arrow = self._arrow
         sizes = [len(steps.records) for steps in segments]
         records = np.concatenate([steps.records for steps in segments])
+        segment = np.repeat(np.arange(len(segments)), sizes)
         columns: dict[str, Any] = {
-            "run": self._texts([steps.run for steps in segments], np.repeat(np.arange(len(segments)), sizes)),
-            "host": self._texts([steps.host for steps in segments], np.repeat(np.arange(len(segments)), sizes)),
-            "shard": self._shards(segments),
+            name: self._texts([getattr(steps, name) for steps in segments], segment)
+            for name in ("run", "host", "waits_in")
         }
+        columns["shard"] = self._shards(segments)
         for name in _OF_PROCESS:
             columns[name] = arrow.array(np.repeat([np.int64(getattr(steps, name)) for steps in segments], sizes))
         for name in _OF_STEP:
@@ -106,15 +108,17 @@ class StepLog:
         codes = {name: column.indices.to_numpy(zero_copy_only=False) for name, column in texts.items()}
         records["shard"] = codes["shard"]
         keys = np.stack(
-            [codes["run"], codes["host"], *(self._numbers(table, name) for name in _OF_PROCESS)], axis=1
+            [codes["run"], codes["host"], codes["waits_in"], *(self._numbers(table, name) for name in _OF_PROCESS)],
+            axis=1,
         ).astype(np.int64)
         distinct, inverse = np.unique(keys, axis=0, return_inverse=True)
         return [
             RankSteps(
                 run=names["run"][int(key[0])],
                 host=names["host"][int(key[1])],
-                **{name: int(number) for name, number in zip(_OF_PROCESS, key[2:], strict=True)},
+                **{name: int(number) for name, number in zip(_OF_PROCESS, key[3:], strict=True)},
                 shards=tuple(names["shard"]),
+                waits_in=names["waits_in"][int(key[2])],
                 records=_ascending(records[inverse.reshape(-1) == place]),
             )
             for place, key in enumerate(distinct)

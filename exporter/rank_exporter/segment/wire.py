@@ -5,8 +5,8 @@ mark, 8 bytes         ``RANKSTP1``; another version has another mark
 length, 4 bytes       of the header, little-endian
 header                JSON: ``agent`` (who answers), ``phases`` (names, in the order of the
                       records' durations), ``segments``: per process run, rank, world_size,
-                      host, generation, started_unix_ns, shards (names by slot), last_step
-                      (the latest that ended), records (how many follow)
+                      host, generation, started_unix_ns, shards (names by slot), waits_in,
+                      last_step (the latest that ended), records (how many follow)
 records               those of each segment in turn, ``RECORD_BYTES`` each, little-endian:
                       step, end in Unix ns (u64), shard slot, flags (u32), ns per phase,
                       samples, tokens, padded samples, reserved (u64)
@@ -58,6 +58,7 @@ def _about(steps: RankSteps, last_step: int) -> dict[str, Any]:
         "generation": steps.generation,
         "started_unix_ns": steps.started_unix_ns,
         "shards": list(steps.shards),
+        "waits_in": steps.waits_in,
         "last_step": last_step,
     }
 
@@ -145,7 +146,14 @@ def _segment(about: dict[str, Any], records: Any) -> RankSteps:
     shards = tuple(_name(shard) for shard in about["shards"])
     if len(shards) > SHARD_SLOTS or (records["step"][1:] <= records["step"][:-1]).any():
         raise ValueError(f"{len(shards)} shards, or steps out of order")
-    return RankSteps(run=_name(about["run"]), host=_name(about["host"]), shards=shards, records=records, **numbers)
+    return RankSteps(
+        run=_name(about["run"]),
+        host=_name(about["host"]),
+        shards=shards,
+        records=records,
+        waits_in=_name(about.get("waits_in", "")),
+        **numbers,
+    )
 
 
 def _natural(value: Any) -> int:

@@ -11,13 +11,14 @@ import mmap
 import os
 import time
 import zlib
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from math import ceil, log2
 from pathlib import Path
 from typing import Final
 
 from ..errors import SegmentError
-from ..histogram import LAST, OFFSET, PER_OCTAVE, bucket_index
+from ..histogram import LAST, OFFSET, PER_OCTAVE, SHORT_EDGES, bucket_index, edge_seconds
 from ..identity import Identity
 from ..phases import Phase
 from . import layout
@@ -43,6 +44,8 @@ _LAST_STEP: Final = _FIRST + int(Word.LAST_STEP_UNIX_NS)
 _RECORDING: Final = _FIRST + int(Word.RECORDING_NS)
 _DROPPED: Final = _FIRST + int(Word.SHARDS_DROPPED)
 _HISTOGRAMS: Final = layout.HISTOGRAMS_OFFSET // 8
+_BUCKETS: Final = layout.BUCKETS_OFFSET // 8
+_SHORT_EDGES_NS: Final = tuple(edge_seconds(edge) * 1e9 for edge in SHORT_EDGES)
 
 
 def _own_start_ticks() -> int:
@@ -66,6 +69,7 @@ class SegmentWriter:
     """Writes one rank's segment.
 
     ``words`` is the segment as 64-bit words; the timeline stores the phase in progress there by itself.
+    ``started_unix_ns`` tells its process from others of the same rank.
     """
 
     __slots__ = (
@@ -81,6 +85,7 @@ class SegmentWriter:
         "_shard_slots",
         "_shard_used",
         "_tokens",
+        "started_unix_ns",
         "words",
     )
 
@@ -95,8 +100,10 @@ class SegmentWriter:
         *,
         held: int | None = None,
         path: Path | None = None,
+        started_unix_ns: int | None = None,
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
+        self.started_unix_ns = time.time_ns() if started_unix_ns is None else started_unix_ns
         self._held = held
         self._path = path
         self._clock = clock
@@ -159,7 +166,7 @@ class SegmentWriter:
             preamble = (layout.MAGIC, layout.VERSION, zlib.crc32(text), layout.SIZE, len(text))
             layout.PREAMBLE.pack_into(memory, 0, *preamble)
             memory[layout.IDENTITY_OFFSET : layout.IDENTITY_OFFSET + len(text)] = text
-            writer = cls(memory, held=held, path=path, clock=clock)
+            writer = cls(memory, held=held, path=path, started_unix_ns=unix_ns, clock=clock)
             draft.rename(path)
         except OSError as error:
             if held >= 0:
@@ -308,10 +315,42 @@ class SegmentWriter:
         words[base + 1 + bucket_index(max(ns, 1))] += 1
         words[_SEQUENCE] += 1
 
+    def observe_bucket(self, slot: int, ready_ns: int, reduction_ns: int) -> None:
+        """One gradient bucket, which took ``ready_ns`` to be full and ``reduction_ns`` to be reduced.
+
+        slot: its index, or layout.OTHER_BUCKET.
+        """
+        words = self.words
+        words[_SEQUENCE] += 1
+        for place, ns in ((slot, ready_ns), (slot + layout.BUCKET_SLOTS + 1, reduction_ns)):
+            base = _BUCKETS + place * layout.BUCKET_HISTOGRAM_WORDS
+            words[base] += ns
+            words[base + 1 + bisect_left(_SHORT_EDGES_NS, ns)] += 1
+        words[_SEQUENCE] += 1
+
     def set_loader(self, *, workers: int, ready: int) -> None:
         """How many workers the training loader has, and how many batches were ready when it was last asked."""
         self._store(Word.LOADER_WORKERS, workers + 1)
         self._store(Word.LOADER_QUEUE_DEPTH, ready)
+
+    def account(self, epoch: int, samples: int, padded: int, identified: int, digest: int, duplicates: int) -> None:
+        """What the epoch in progress has come to, see layout.Word.EPOCH; ``duplicates`` more were found in it."""
+        words = self.words
+        words[_SEQUENCE] += 1
+        for word, value in enumerate((epoch + 1, samples, padded, identified, digest), _FIRST + Word.EPOCH):
+            words[word] = value
+        words[_FIRST + Word.DUPLICATES] += duplicates
+        words[_SEQUENCE] += 1
+
+    def end_epoch(self, *, complete: bool) -> None:
+        """The epoch in progress is over, as it was last accounted for."""
+        words = self.words
+        words[_SEQUENCE] += 1
+        for word in range(layout.EPOCH_WORDS):
+            words[_FIRST + Word.ENDED_EPOCH + word] = words[_FIRST + Word.EPOCH + word]
+            words[_FIRST + Word.EPOCH + word] = 0
+        words[_FIRST + Word.ENDED_EPOCH_COMPLETE] = complete
+        words[_SEQUENCE] += 1
 
     def count_skipped(self) -> None:
         """Count an optimizer step that a gradient scaler left out."""
