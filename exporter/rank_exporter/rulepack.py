@@ -2,7 +2,7 @@
 
 The files are the only truth. Rendering adds what they cannot say: groups that are spread over files become one, so that
 an alert stands behind the records it reads; every duration is scaled together; each alert gets the address of its
-runbook.
+runbook and, before the path to its dashboard, that of Grafana.
 """
 
 from __future__ import annotations
@@ -22,7 +22,17 @@ from .errors import RulePackError
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable
 
-__all__ = ["BASE_FOR", "BASE_WINDOW", "RULE_FORMATS", "RUNBOOK_BASE", "Alert", "alerts", "render", "scale_promql"]
+__all__ = [
+    "BASE_FOR",
+    "BASE_WINDOW",
+    "DASHBOARD_BASE",
+    "RULE_FORMATS",
+    "RUNBOOK_BASE",
+    "Alert",
+    "alerts",
+    "render",
+    "scale_promql",
+]
 
 RULE_FORMATS: tuple[str, ...] = ("prometheus", "prometheusrule", "mimir")
 """``prometheus`` is a file for ``rule_files:``, also of Thanos and vmalert; ``prometheusrule`` a resource for the
@@ -31,10 +41,14 @@ Prometheus operator; ``mimir`` a file for ``mimirtool rules load``."""
 BASE_WINDOW = "10m"
 """The window that the durations in the files are written for."""
 
-BASE_FOR = "5m"
-"""How long a condition holds before it alerts, as written in the files."""
+BASE_FOR = "4m"
+"""How long a straggler is late before it alerts, as written in the files."""
 
 RUNBOOK_BASE = "https://github.com/rank-exporter/rank-exporter/blob/main/rules/runbooks/"
+"""Where the runbooks are published; the name of the alert and .md follow."""
+
+DASHBOARD_BASE = "http://localhost:3000"
+"""Where Grafana is; the path to a dashboard follows."""
 
 _UNIT_MS = {"y": 31_536_000_000, "w": 604_800_000, "d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "ms": 1}
 _DURATION = r"(?:\d+(?:ms|[ywdhms]))+"
@@ -103,6 +117,8 @@ def render(
     format: str = "prometheus",  # noqa: A002 the word the command line uses
     window: str | None = None,
     for_: str | None = None,
+    dashboard_url: str = DASHBOARD_BASE,
+    runbook_url: str = RUNBOOK_BASE,
     name: str = "rank-exporter",
     namespace: str | None = None,
     labels: Mapping[str, str] | None = None,
@@ -110,8 +126,9 @@ def render(
     """Return the whole pack as YAML text.
 
     ``format`` is one of RULE_FORMATS. ``window`` is what the base window of 10m becomes; every duration in the pack is
-    scaled by the same ratio. ``for_`` is what the ``for`` of 5m becomes, and scales ``for`` and ``keep_firing_for``
-    alone. Both are Prometheus durations such as 30s or 1h30m. ``name``, ``namespace`` and ``labels`` are the metadata
+    scaled by the same ratio. ``for_`` is what the ``for`` of 4m becomes, and scales every ``for`` alone. Both are
+    Prometheus durations such as 30s or 1h30m. ``dashboard_url`` is where Grafana is, ``runbook_url`` the folder of the
+    runbooks. ``name``, ``namespace`` and ``labels`` are the metadata
     of a PrometheusRule; an operator picks up only resources with the labels its ``ruleSelector`` asks for. ``name`` is
     the namespace of rules in Mimir, which holds the groups of one file.
 
@@ -121,7 +138,8 @@ def render(
         raise RulePackError(f"rule format {format!r} is not known; use one of {', '.join(RULE_FORMATS)}")
     scale = Fraction(1) if window is None else _ratio("window", window, BASE_WINDOW, _SHORTEST_WINDOW_MS)
     hold = scale if for_ is None else _ratio("for", for_, BASE_FOR, 1)
-    groups = [_finish(group, scale, hold) for group in _load_groups()]
+    dashboards, runbooks = _address("dashboard", dashboard_url), _address("runbook", runbook_url) + "/"
+    groups = [_finish(group, scale, hold, dashboards, runbooks) for group in _load_groups()]
 
     if format != "prometheusrule" and (namespace is not None or labels):
         raise RulePackError(
@@ -213,19 +231,17 @@ def _runbook(alert: str) -> str:
     return file.read_text(encoding="utf-8")
 
 
-def _finish(group: _Group, scale: Fraction, hold: Fraction) -> _Group:
-    """Scale a group's durations and give its alerts their runbooks."""
+def _finish(group: _Group, scale: Fraction, hold: Fraction, dashboards: str, runbooks: str) -> _Group:
+    """Scale a group's durations and give its alerts their runbooks and dashboards."""
     rules = []
     for source in group["rules"]:
         rule = {**source, "expr": scale_promql(source["expr"], scale)}
-        for key in ("for", "keep_firing_for"):
-            if key in rule:
-                rule[key] = _scaled(rule[key], hold)
         if "alert" in rule:
-            rule["annotations"] = {
-                **{key: _scale_template(text, scale) for key, text in source["annotations"].items()},
-                "runbook_url": f"{RUNBOOK_BASE}{rule['alert']}.md",
-            }
+            annotations = {key: _scale_template(text, scale) for key, text in source["annotations"].items()}
+            annotations["dashboard_url"] = dashboards + annotations["dashboard_url"]
+            annotations["runbook_url"] = f"{runbooks}{rule['alert']}.md"
+            rule["for"] = _scaled(rule["for"], hold)
+            rule["annotations"] = annotations
         rules.append(rule)
     return {**group, "interval": _scaled(group["interval"], scale), "rules": rules}
 
@@ -249,6 +265,13 @@ def _metadata(name: str, namespace: str | None, labels: Mapping[str, str]) -> di
     if labels:
         metadata["labels"] = dict(labels)
     return metadata
+
+
+def _address(what: str, url: str) -> str:
+    """An address without a slash at its end, that neither YAML nor a template takes for anything else."""
+    if not re.fullmatch(r"https?://[^\s{}/][^\s{}]*", url):
+        raise RulePackError(f"{what} URL {url!r} is no address; write it like https://grafana.example.com")
+    return url.rstrip("/")
 
 
 def _scale_template(text: str, ratio: Fraction) -> str:

@@ -164,6 +164,18 @@ def test_two_that_take_turns_unevenly_are_not_blamed_on_one(simulate: Any, on: A
     assert (verdict.kind, verdict.rank) == ("ROTATING STRAGGLER", None)
 
 
+def test_one_rank_that_reads_for_all_is_a_shared_feed(simulate: Any) -> None:
+    """Rank 0 reads, the others wait for their share of it: the run is bound by its input, and nobody is late."""
+
+    def dispatch(ns: np.ndarray) -> None:
+        ns[:, 1:, Phase.OTHER] += ns[:, 1:, Phase.INPUT_READY]
+        ns[:, 1:, Phase.INPUT_READY] = 0
+
+    verdict = said(simulate(input_ready=60, wait=dispatch))
+    assert (verdict.kind, verdict.rank) == ("INPUT-BOUND", None)
+    assert "only rank 0 reads input: a shared feed, on which the others depend" in verdict.evidence
+
+
 def test_two_late_ranks_are_no_rotation(simulate: Any, on: Any) -> None:
     """Two of eight ranks late by the same: one is named, the other is mentioned."""
     late = on(2, 60, ranks=8) + on(5, 60, ranks=8)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-COLLECTIVE_SECONDS_PER_STEP = 0.02
+COLLECTIVE_PER_STEP = 0.02
 BEFORE_COLLECTIVE = ("input_ready", "h2d", "forward", "backward")
 AFTER_COLLECTIVE = ("optimizer", "other")
 SHARE_OF_STEP = {"input_ready": 0.06, "h2d": 0.02, "forward": 0.30, "backward": 0.50, "optimizer": 0.08, "other": 0.02}
@@ -48,7 +48,8 @@ class Run:
     ``ranks`` is a number or the rank labels themselves. ``without`` lists phases that given ranks never enter,
     ``once`` phases that they enter in the first step alone, so that their series are there and stand still.
     ``ended`` ends ranks at a minute; the others go on, as after an elastic restart. ``blank`` is a span in which no
-    rank ends a step.
+    rank ends a step. ``samples`` and ``tokens`` are those of a rank's step, 8 and 4096 where not given. ``collective``
+    is what the collective itself takes, as a share of the step, from a minute on.
     """
 
     run: str
@@ -66,6 +67,9 @@ class Run:
     without: Mapping[str, Sequence[str]] = field(default_factory=dict)
     once: Mapping[str, Sequence[str]] = field(default_factory=dict)
     ended: Mapping[str, float] = field(default_factory=dict)
+    samples: Mapping[str, float] = field(default_factory=dict)
+    tokens: Mapping[str, float] = field(default_factory=dict)
+    collective: Mapping[float, float] = field(default_factory=lambda: {0: COLLECTIVE_PER_STEP})
     blank: tuple[float, float] | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
 
@@ -104,6 +108,8 @@ def series(run: Run, minutes: float, scrape: float = 15) -> Iterator[dict[str, s
         labels = {**base, "rank": rank, "host": host, "instance": f"{host}:10911"}
         done = np.searchsorted(ends[index], scrapes, side="right")
         yield written("training_steps_total", labels, done, until)
+        yield written("training_samples_total", labels, done * run.samples.get(rank, 8), until)
+        yield written("training_tokens_total", labels, done * run.tokens.get(rank, 4096), until)
         for phase, seconds in durations.items():
             if phase in run.without.get(rank, ()):
                 continue
@@ -145,7 +151,7 @@ def _steps(run: Run, until: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
                 hits[number] += 1
         ready = before + sum(durations[phase][:, step] for phase in BEFORE_COLLECTIVE)
         alive = np.array([now < run.ended.get(rank, 1e9) * 60 for rank in run.names])
-        together = ready[alive].max() + COLLECTIVE_SECONDS_PER_STEP * run.step
+        together = ready[alive].max() + run.step * max((m, c) for m, c in run.collective.items() if m * 60 <= now)[1]
         durations["collective_wait"][:, step] = together - ready
         after = together + sum(durations[phase][:, step] for phase in AFTER_COLLECTIVE)
         durations["step"][:, step] = after - before

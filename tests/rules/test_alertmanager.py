@@ -21,6 +21,8 @@ import yaml
 
 from rank_exporter import rulepack
 
+STRAGGLERS = {"TrainingInputStraggler", "TrainingComputeStraggler", "TrainingTailStraggler", "TrainingBatchSkew"}
+WHOLE_RUN = {"TrainingRankStalled", "TrainingRotatingStragglers"}
 FOLDER = Path(rulepack.__file__).parent / "rules" / "alertmanager"
 
 
@@ -72,17 +74,50 @@ def test_one_notification_a_run(config: dict[str, Any]) -> None:
     assert all("group_by" not in route for route in config["route"]["routes"])
 
 
-def test_inhibition_stays_on_one_rank_and_names_alerts_that_exist(config: dict[str, Any]) -> None:
-    """Another rank's alert is another cause."""
+def test_inhibition_stays_within_a_run_and_names_alerts_that_exist(config: dict[str, Any]) -> None:
+    """Another run's alert is another cause, and so is that of another rank where both sides name one."""
     names = {alert.name for alert in rulepack.alerts()}
-    assert len(config["inhibit_rules"]) == 2
+    assert len(config["inhibit_rules"]) > 5
     for rule in config["inhibit_rules"]:
-        assert {"cluster", "namespace", "run", "rank", "host"} <= set(rule["equal"])
-        for matcher in rule["source_matchers"] + rule["target_matchers"]:
-            if matcher.startswith("alertname="):
-                pattern = re.fullmatch(r'alertname=~?"(.+)"', matcher)
-                assert pattern
-                assert any(re.fullmatch(pattern[1], name) for name in names)
+        assert {"cluster", "namespace", "run"} <= set(rule["equal"])
+        sources, targets = (
+            {
+                name
+                for matcher in rule[f"{side}_matchers"]
+                if (pattern := re.fullmatch(r'alertname=~?"(.+)"', matcher))
+                for name in names
+                if re.fullmatch(pattern[1], name)
+            }
+            for side in ("source", "target")
+        )
+        assert sources
+        assert targets
+        if not {"rank", "host"} <= set(rule["equal"]):
+            assert not sources & targets
+            assert not targets & STRAGGLERS or sources <= WHOLE_RUN
+
+
+@pytest.mark.parametrize("alert", sorted({alert.name for alert in rulepack.alerts()}))
+def test_no_two_alerts_silence_each_other(config: dict[str, Any], alert: str) -> None:
+    """Of a cause and its consequence one is told: what silences is not silenced by what it silences."""
+
+    def matches(matchers: list[str], name: str) -> bool:
+        return all(
+            re.fullmatch(pattern[1], name)
+            for matcher in matchers
+            if (pattern := re.fullmatch(r'alertname=~?"(.+)"', matcher))
+        )
+
+    def silenced_by(name: str) -> set[str]:
+        return {
+            other
+            for rule in config["inhibit_rules"]
+            if "alertname" not in rule["equal"] and matches(rule["source_matchers"], name)
+            for other in {alert.name for alert in rulepack.alerts()}
+            if matches(rule["target_matchers"], other)
+        }
+
+    assert all(alert not in silenced_by(other) for other in silenced_by(alert))
 
 
 class _Webhook(HTTPServer):
@@ -157,32 +192,43 @@ def alertmanager(webhook: _Webhook, tmp_path: Path) -> Iterator[str]:
 
 
 def test_cause_silences_its_consequence_and_no_other_rank(alertmanager: str, webhook: _Webhook) -> None:
-    """A real Alertmanager sends one notification for the run, without what follows from the input of the same rank."""
+    """A real Alertmanager sends one page for the run, without what follows from the input of the same rank."""
 
-    def alert(name: str, rank: str, **labels: str) -> dict[str, Any]:
-        return {"labels": {"alertname": name, "run": "llama", "rank": rank, "host": "node-0", **labels}}
+    def alert(name: str, severity: str, **labels: str) -> dict[str, Any]:
+        return {"labels": {"alertname": name, "run": "llama", "severity": severity, **labels}}
 
+    third, fifth = ({"rank": rank, "host": "node-0"} for rank in ("3", "5"))
     posted = httpx.post(
         f"{alertmanager}/api/v2/alerts",
         json=[
-            alert("TrainingInputStraggler", "3", severity="critical", phase="input_ready"),
-            alert("TrainingComputeStraggler", "3", severity="critical", phase="forward"),
-            alert("TrainingComputeStraggler", "5", severity="critical", phase="optimizer"),
-            alert("TrainingSomethingElse", "5", severity="warning"),
+            alert("TrainingInputStraggler", "critical", **third, phase="input_ready"),
+            alert("TrainingComputeStraggler", "critical", **third, phase="forward"),
+            alert("TrainingComputeStraggler", "critical", **fifth, phase="optimizer"),
+            alert("TrainingComputeStraggler", "warning", **fifth, phase="other"),
+            alert("TrainingRotatingStragglers", "critical"),
+            alert("TrainingDeviceIdle", "warning"),
+            alert("TrainingRanksMissing", "warning"),
+            {"labels": {"alertname": "TrainingDeviceIdle", "run": "other", "severity": "warning"}},
         ],
     )
     assert posted.status_code == 200
-    notification = webhook.received.get(timeout=30)
-    assert notification["receiver"] == "training-page"
-    assert notification["groupLabels"] == {"run": "llama"}
-    assert {(one["labels"]["alertname"], one["labels"]["rank"]) for one in notification["alerts"]} == {
-        ("TrainingInputStraggler", "3"),
-        ("TrainingComputeStraggler", "5"),
+    told: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    while len(told) < 3:
+        notification = webhook.received.get(timeout=30)
+        told[notification["receiver"], notification["groupLabels"]["run"]] = {
+            (one["labels"]["alertname"], one["labels"].get("rank", "")) for one in notification["alerts"]
+        }
+    assert told == {
+        ("training-page", "llama"): {("TrainingInputStraggler", "3"), ("TrainingComputeStraggler", "5")},
+        ("training", "llama"): {("TrainingRanksMissing", "")},
+        ("training", "other"): {("TrainingDeviceIdle", "")},
     }
     inhibited = httpx.get(f"{alertmanager}/api/v2/alerts", params={"active": "false"}).json()
-    assert {(one["labels"]["alertname"], one["labels"]["rank"]) for one in inhibited} == {
+    assert {(one["labels"]["alertname"], one["labels"].get("rank", "")) for one in inhibited} == {
         ("TrainingComputeStraggler", "3"),
-        ("TrainingSomethingElse", "5"),
+        ("TrainingComputeStraggler", "5"),
+        ("TrainingRotatingStragglers", ""),
+        ("TrainingDeviceIdle", ""),
     }
 
 
@@ -194,6 +240,7 @@ def test_template_puts_rank_host_shard_skew_and_runbook_first(tmp_path: Path) ->
         "alerts": [
             _alert("firing", "TrainingInputStraggler", "10", "input_ready", "s3://data/00.tar"),
             _alert("resolved", "TrainingComputeStraggler", "9", "optimizer", "unknown"),
+            _alert("resolved", "TrainingRanksMissing", "", "", ""),
         ],
         "groupLabels": {"run": "llama"},
         "commonLabels": {"run": "llama", "namespace": "team-a"},
@@ -212,38 +259,52 @@ def test_template_puts_rank_host_shard_skew_and_runbook_first(tmp_path: Path) ->
         )
 
     title = render("rank_exporter.title")
-    assert title.strip() == "[FIRING:1] run llama (team-a): rank 10 input_ready, rank 9 optimizer"
+    assert title.strip() == (
+        "[FIRING:1] run llama (team-a): rank 10 input_ready, rank 9 optimizer, TrainingRanksMissing"
+    )
     text = render("rank_exporter.text")
     assert text.strip().splitlines() == [
-        "Rank:    10",
-        "Host:    node-0",
-        "Shard:   s3://data/00.tar",
-        "Skew:    23% of the median step, budget 10%",
-        "Phase:   input_ready",
-        "Runbook: https://example.com/TrainingInputStraggler.md",
+        "Rank:      10",
+        "Host:      node-0",
+        "Shard:     s3://data/00.tar",
+        "Skew:      23% of the median step, budget 10%",
+        "Phase:     input_ready",
+        "Cost:      1.50 GPU-hours an hour",
+        "Runbook:   https://example.com/TrainingInputStraggler.md",
+        "Dashboard: https://example.com/d/rank",
         "",
         "TrainingInputStraggler since 2026-01-02 03:04:05 UTC",
         "It is late.",
         "",
-        "Rank:    9",
-        "Host:    node-0",
-        "Shard:   unknown",
-        "Skew:    23% of the median step, budget 10%",
-        "Phase:   optimizer",
-        "Runbook: https://example.com/TrainingComputeStraggler.md",
+        "Rank:      9",
+        "Host:      node-0",
+        "Shard:     unknown",
+        "Skew:      23% of the median step, budget 10%",
+        "Phase:     optimizer",
+        "Cost:      1.50 GPU-hours an hour",
+        "Runbook:   https://example.com/TrainingComputeStraggler.md",
+        "Dashboard: https://example.com/d/rank",
         "",
         "TrainingComputeStraggler since 2026-01-02 03:04:05 UTC, resolved 2026-01-02 03:24:05 UTC",
+        "It is late.",
+        "",
+        "Runbook:   https://example.com/TrainingRanksMissing.md",
+        "Dashboard: https://example.com/d/rank",
+        "",
+        "TrainingRanksMissing since 2026-01-02 03:04:05 UTC, resolved 2026-01-02 03:24:05 UTC",
         "It is late.",
     ]
 
 
 def _alert(status: str, name: str, rank: str, phase: str, shard: str) -> dict[str, Any]:
+    labels = {"rank": rank, "host": "node-0", "phase": phase} if rank else {}
+    facts = {"shard": shard, "skew": "23% of the median step, budget 10%", "cost": "1.50 GPU-hours an hour"}
     return {
         "status": status,
-        "labels": {"alertname": name, "run": "llama", "rank": rank, "host": "node-0", "phase": phase},
+        "labels": {"alertname": name, "run": "llama", **labels},
         "annotations": {
-            "shard": shard,
-            "skew": "23% of the median step, budget 10%",
+            **(facts if rank else {}),
+            "dashboard_url": "https://example.com/d/rank",
             "runbook_url": f"https://example.com/{name}.md",
             "description": "It is late.",
         },

@@ -1,7 +1,8 @@
 """The cases of this folder, run through promtool against the pack as it is rendered.
 
-A case is a promtool unit test but for two keys: ``runs`` describes simulated runs, which become the input series, and
-``silent`` lists alerts that fire at no evaluation at all. A case that asserts silence must also assert what the records
+A case is a promtool unit test but for three keys: ``runs`` describes simulated runs, which become the input series,
+``series`` are input series as promtool has them, and ``silent`` lists alerts that fire at no evaluation at all, or is
+``others``: all but those that the case expects. A case that asserts silence must also assert what the records
 hold at some time, so that a misspelt series cannot pass as silence.
 """
 
@@ -23,6 +24,7 @@ CASES = {
     for file in sorted(Path(__file__).parent.glob("*.yaml"))
     for case in yaml.safe_load(file.read_text(encoding="utf-8"))
 }
+ALERTS = sorted({alert.name for alert in rulepack.alerts()})
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -48,7 +50,7 @@ def test_silence_is_never_the_only_thing_asserted(case: dict[str, Any]) -> None:
     assert any(seen)
 
 
-@pytest.mark.parametrize("alert", [alert.name for alert in rulepack.alerts()])
+@pytest.mark.parametrize("alert", ALERTS)
 def test_every_alert_has_a_firing_and_a_silent_case(alert: str) -> None:
     """An alert that is never seen to fire, or never seen to stay silent, is untested."""
     firing = [
@@ -57,9 +59,17 @@ def test_every_alert_has_a_firing_and_a_silent_case(alert: str) -> None:
         for test in case.get("alert_rule_test", ())
         if test["alertname"] == alert and test.get("exp_alerts")
     ]
-    silent = [name for name, case in CASES.items() if alert in case.get("silent", ())]
+    silent = [name for name, case in CASES.items() if alert in _silent(case)]
     assert firing
     assert silent
+
+
+def _silent(case: dict[str, Any]) -> list[str]:
+    if case.get("silent") != "others":
+        return case.get("silent", [])
+    expected = {test["alertname"] for test in case.get("alert_rule_test", ()) if test.get("exp_alerts")}
+    queries = " ".join(test["expr"] for test in case.get("promql_expr_test", ()))
+    return [alert for alert in ALERTS if alert not in expected and alert not in queries]
 
 
 def _promtool_file(case: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +82,7 @@ def _promtool_file(case: dict[str, Any]) -> dict[str, Any]:
             "eval_time": span,
             "exp_samples": [],
         }
-        for alert in case.get("silent", ())
+        for alert in _silent(case)
     ]
     return {
         "rule_files": ["rules.yaml"],
@@ -80,7 +90,10 @@ def _promtool_file(case: dict[str, Any]) -> dict[str, Any]:
         "tests": [
             {
                 "interval": f"{int(scrape * 1000)}ms",
-                "input_series": [one for run in case["runs"] for one in series(Run(**run), minutes, scrape)],
+                "input_series": [
+                    *(one for run in case["runs"] for one in series(Run(**run), minutes, scrape)),
+                    *case.get("series", ()),
+                ],
                 "alert_rule_test": case.get("alert_rule_test", []),
                 "promql_expr_test": [*case.get("promql_expr_test", []), *silence],
             }

@@ -31,7 +31,7 @@ parsed, so that templates in annotations pass through untouched.
 {{- end -}}
 {{- range $name, $_ := .Values.prometheusRule.alerts -}}
 {{- if not (has $name $alerts) -}}
-{{- fail (printf "prometheusRule.alerts.%s: there is no such alert; known are %s" $name (join ", " $alerts)) -}}
+{{- fail (printf "prometheusRule.alerts.%s: there is no such alert; known are %s" $name (join ", " ($alerts | uniq))) -}}
 {{- end -}}
 {{- end -}}
 {{- $finished := list -}}
@@ -46,7 +46,7 @@ parsed, so that templates in annotations pass through untouched.
 {{- $finished = append $finished (set $group "rules" $rules) -}}
 {{- end -}}
 {{- end -}}
-{{- dict "groups" $finished "alerts" $alerts | toYaml -}}
+{{- dict "groups" $finished "alerts" ($alerts | uniq | sortAlpha) | toYaml -}}
 {{- end -}}
 
 {{/* One rule with the values applied, as YAML; nothing for an alert that is switched off. Arguments: root, rule. */}}
@@ -59,7 +59,8 @@ parsed, so that templates in annotations pass through untouched.
 {{- $severity := dig "labels" "severity" "" $rule -}}
 {{- $severity = default (get $values.severities $severity | default $severity) $own.severity -}}
 {{- $labels := merge (dict "severity" $severity) (default dict $own.labels) $values.additionalAlertLabels (default dict $rule.labels) -}}
-{{- $runbook := dict "runbook_url" (printf "%s%s.md" $values.runbookBaseUrl $rule.alert) -}}
+{{- $dashboard := printf "%s%s" (trimSuffix "/" $values.dashboardBaseUrl) $rule.annotations.dashboard_url -}}
+{{- $runbook := dict "dashboard_url" $dashboard "runbook_url" (printf "%s%s.md" $values.runbookBaseUrl $rule.alert) -}}
 {{- $annotations := merge (deepCopy (default dict $own.annotations)) $values.additionalAlertAnnotations $runbook (default dict $rule.annotations) -}}
 {{- $_ := set $rule "labels" $labels -}}
 {{- $_ := set $rule "annotations" $annotations -}}
