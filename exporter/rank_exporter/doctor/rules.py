@@ -27,17 +27,18 @@ def check_rules(prometheus: Prometheus) -> Iterator[Finding]:
     if not loaded:
         yield broken("rules", f"{prometheus.name} has none of the {len(pack)} rules", _LOAD)
         return
-    found = Counter(_loaded_key(rule) for rule in loaded)
-    missing = [name for name in dict.fromkeys(pack) if name not in found]
+    # An alert may have a rule for each severity.
+    wanted, found = Counter(pack), Counter(_loaded_key(rule) for rule in loaded)
+    missing = wanted - found
     whole = True
     if missing:
         whole = False
         yield broken(
             "rules",
-            f"{len(missing)} of {len(set(pack))} rules are not loaded, among them {_told(missing[0])}",
+            f"{missing.total()} of {len(pack)} rules are not loaded, among them {_told(next(iter(missing)))}",
             "load the pack of this version whole; alerts that were switched off on purpose are reported as well",
         )
-    twice = [name for name, count in found.items() if count > pack.count(name)]
+    twice = [name for name, count in found.items() if count > wanted[name]]
     if twice:
         whole = False
         yield broken(
