@@ -73,7 +73,8 @@ dashboards: venv
 
 # Pictures of all dashboards in grafana/preview/screenshots. Needs Node 20 and npm, and Chromium (BROWSER=, or Debian's).
 dashboards-preview: venv servers
-	cd grafana/preview && npm ci && npm run build && ../../$(BIN)/python preview.py
+	cd grafana/preview && npm ci && npm run build
+	$(BIN)/python -m grafana.preview.preview
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
