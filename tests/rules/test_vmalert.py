@@ -27,9 +27,10 @@ RUNS = (
         run="late",
         ranks=4,
         step=2.0,
+        headroom=4.0,
         slow=(Slow(phase=Phase.INPUT_READY, by=0.4, ranks=(3,), start=ONSET),),
     ),
-    Run(run="well", ranks=4, step=2.0),
+    Run(run="well", ranks=4, step=2.0, headroom=4.0),
 )
 Alert = tuple[str, ...]
 
