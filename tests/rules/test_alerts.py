@@ -25,6 +25,7 @@ CASES = {
     for case in yaml.safe_load(file.read_text(encoding="utf-8"))
 }
 ALERTS = sorted({alert.name for alert in rulepack.alerts()})
+GROUPS = [group["name"] for group in yaml.safe_load(rulepack.render())["groups"]]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
@@ -87,6 +88,8 @@ def _promtool_file(case: dict[str, Any]) -> dict[str, Any]:
     return {
         "rule_files": ["rules.yaml"],
         "evaluation_interval": case.get("evaluation_interval", "1m"),
+        # Otherwise in any order, another one in each run.
+        "group_eval_order": GROUPS,
         "tests": [
             {
                 "interval": f"{int(scrape * 1000)}ms",

@@ -107,12 +107,15 @@ def run_rules(
 
     While Prometheus is down promtool evaluates all the same; what it finds then is left out.
     """
-    alerts = [rule["alert"] for group in yaml.safe_load(rules)["groups"] for rule in group["rules"] if "alert" in rule]
+    groups = yaml.safe_load(rules)["groups"]
+    alerts = [rule["alert"] for group in groups for rule in group["rules"] if "alert" in rule]
     with tempfile.TemporaryDirectory(prefix="rank-exporter-promtool-") as name:
         folder = Path(name)
         (folder / "rules.yaml").write_text(rules, encoding="utf-8")
         with (folder / "test.yaml").open("w", encoding="utf-8") as out:
             out.write(f"rule_files: [rules.yaml]\nevaluation_interval: {_text(interval)}\n")
+            # Otherwise in any order, another one in each run.
+            out.write(f"group_eval_order: {[group['name'] for group in groups]}\n")
             out.write(f"tests:\n- interval: {_text(scrape)}\n  input_series:\n")
             for series, values in input_series(*runs, seconds=seconds, scrape=scrape, down=down, lost=lost):
                 out.write(f"  - series: '{series}'\n    values: {values}\n")

@@ -48,7 +48,7 @@ class Tolerances:
     budget: float | None = None
     correlation: float = 0.3
     negligible: float = 0.01
-    idle: float = 0.2
+    idle: float = 0.3
     fewest_steps: int = 300
 
 

@@ -56,7 +56,7 @@ _RATIO: Final = click.FloatRange(min=0)
     help="Waiting for late input that is noise, as a share of the time.",
 )
 @click.option(
-    "--idle", type=_RATIO, default=0.2, show_default=True, metavar="RATIO", help="Tolerated idle time of a device."
+    "--idle", type=_RATIO, default=0.3, show_default=True, metavar="RATIO", help="Tolerated idle time of a device."
 )
 @click.option(
     "--min-steps", type=click.IntRange(min=2), default=300, show_default=True, help="Warm steps that a p99 takes."
