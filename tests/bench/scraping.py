@@ -1,7 +1,7 @@
 """What scraping costs training: step times while the agent is scraped ten times a second, against not at all.
 
 Trains in processes of their own, in spells that alternate within one run, and reads the step times from the
-segments. Prints median and p99 of both and their ratios.
+segments. Prints median and p99 of both, their ratios, and by how much spells without scraping differ from each other.
 """
 
 from __future__ import annotations
@@ -86,6 +86,11 @@ def durations(reader: SegmentReader, began: float, ended: float) -> np.ndarray:
     return steps["ns"][(ends > began + 0.5) & (ends < ended - 0.5), Phase.STEP] / 1e6
 
 
+def spells(ranks: int) -> range:
+    """Where each spell without begins among the durations found, an array for each rank."""
+    return range(0, SPELLS // 2 * ranks, ranks)
+
+
 def measure(ranks: int) -> None:
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -113,7 +118,12 @@ def measure(ranks: int) -> None:
         print(f"{ranks} rank(s), {scrapes / (SPELLS / 2 * SPELL_SECONDS):.1f} scrapes/s while scraped")
         for name, quantile in (("median", 0.5), ("p99", 0.99)):
             without, with_ = (float(np.quantile(np.concatenate(found[scraped]), quantile)) for scraped in (False, True))
-            print(f"  {name:<7} {without:7.2f} ms without, {with_:7.2f} ms with, ratio {with_ / without:.3f}")
+            # What the same figure does by itself from one spell to the next.
+            quiet = [float(np.quantile(np.concatenate(found[False][n : n + ranks]), quantile)) for n in spells(ranks)]
+            print(
+                f"  {name:<7} {without:7.2f} ms without, {with_:7.2f} ms with, ratio {with_ / without:.3f}; "
+                f"spells without differ by up to {max(quiet) / min(quiet):.3f}"
+            )
         for reader in readers:
             reader.close()
 
