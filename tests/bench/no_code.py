@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 TRACEML = "0.5.0"
-TURNS = 5
+TURNS = 3
 
 SCRIPT = """
 import sys, time, torch
