@@ -332,7 +332,7 @@ def test_the_table_and_the_verdict_for_people(simulate: Any, on: Any, tmp_path: 
     """Median and worst rank of each phase, the verdict, what it costs, and what to look at."""
     StepLog().write(tmp_path / "x.parquet", simulate(input_ready=on(1, 40)))
     lines = [" ".join(line.split()) for line in run("--spool", tmp_path).stdout.splitlines()]
-    assert lines[0] == "Run job: 400 steps, 1 to 400 of 4 of 4 ranks"
+    assert lines[0] == "Run job: 400 steps (1 to 400), 4 of 4 ranks"
     (row,) = [line for line in lines if line.startswith("input_ready")]
     assert row.endswith(" 1 node-0")
     assert any(

@@ -121,13 +121,13 @@ def as_text(judged: Judged) -> RenderableType:
 def _parts(judged: Judged) -> Iterator[RenderableType]:
     observation, profile = judged.observation, judged.observation.profile
     alignment = observation.alignment
-    which = f", {alignment.steps[0]} to {alignment.steps[-1]}" if alignment is not None else ""
+    which = f" ({alignment.steps[0]} to {alignment.steps[-1]})" if alignment is not None else ""
     profiled = f", {alignment.profiled} profiled left out" if alignment is not None and alignment.profiled else ""
     within = f" within {observation.seconds:.0f} s" if observation.seconds is not None else ""
     ranks = sum(1 for rank in profile.ranks if rank.steps)
     of = f" of {profile.world_size}" if profile.world_size else ""
     yield Text(
-        f"Run {profile.run}: {observation.steps} steps{which}{within} of {ranks}{of} ranks{profiled}", style="bold"
+        f"Run {profile.run}: {observation.steps} steps{which}{within}, {ranks}{of} ranks{profiled}", style="bold"
     )
     yield _table(profile)
     # Not padded: the terminal wraps what is long, and nothing is cut where there is none.

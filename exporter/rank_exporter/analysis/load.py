@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
@@ -29,8 +28,9 @@ from ..catalog import (
 from ..errors import SourceError
 from ..phases import Phase
 from .profile import PhaseProfile, RankProfile, RunProfile
+from .sources import get
 
-__all__ = ["fetch", "load_agent", "parse"]
+__all__ = ["load_agent", "parse"]
 
 _BUCKET, _SUM, _COUNT = PHASE_DURATION.series_names
 DEVICE_CLOCK = "device"
@@ -46,7 +46,7 @@ def load_agent(url: str, *, run: str | None = None, timeout_seconds: float = 10.
     address = url.rstrip("/")
     if not address.endswith("/metrics"):
         address += "/metrics"
-    text = fetch(address, timeout_seconds)
+    text = get(address, timeout_seconds).text
     runs = parse(text if run is None else _of_run(text, run), source=address)
     if not runs and not (run and parse(text, source=address)):
         raise SourceError(f"{address} serves no run: start training with rank_exporter.start() on that host")
@@ -67,20 +67,6 @@ def _of_run(text: str, run: str) -> str:
     escaped = run.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
     label = f'run="{escaped}"'
     return "".join(line for line in text.splitlines(keepends=True) if line.startswith(_OF_ANY) or label in line)
-
-
-def fetch(address: str, timeout_seconds: float) -> str:
-    """The exposition at an address. Raises SourceError, in one line."""
-    # A proxy is for the way out, and may not know the hosts of a cluster.
-    try:
-        with httpx.Client(trust_env=False, timeout=timeout_seconds) as client:
-            response = client.get(address)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        reason = str(error) or type(error).__name__
-        raise SourceError(f"{address} cannot be read ({reason}): give an agent's address, http://HOST:PORT") from error
-    if response.status_code != httpx.codes.OK:
-        raise SourceError(f"{address} answers {response.status_code}: give an agent's address, http://HOST:PORT")
-    return response.text
 
 
 def parse(text: str, *, source: str) -> dict[str, RunProfile]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from .load import load_agent
 from .observation import Observation, Window, merged_profiles, observe
 from .profile import RunProfile
 from .prometheus_load import Span, load_prometheus
+from .sources import ask_all
 from .steps_load import Found, load_agents, load_step_logs
 
 __all__ = ["Sources", "load_run"]
@@ -91,18 +91,10 @@ def _add(found: Found, records: list[RankSteps], problems: list[str]) -> None:
 def _agents(sources: Sources, profiles: list[RunProfile]) -> Found:
     """Records and profiles of agents. An agent without profile is a problem; one without records is none."""
 
-    def profile(url: str) -> RunProfile | SourceError:
-        try:
-            return load_agent(url, run=sources.run)
-        except SourceError as error:
-            return error
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        answers = list(pool.map(profile, sources.agents))
-    found = Found()
-    serving = [url for url, answer in zip(sources.agents, answers, strict=True) if isinstance(answer, RunProfile)]
-    found.problems += [str(answer) for answer in answers if isinstance(answer, SourceError)]
-    profiles += [answer for answer in answers if isinstance(answer, RunProfile)]
+    answers, problems = ask_all(sources.agents, lambda url: load_agent(url, run=sources.run))
+    found = Found(problems=problems)
+    serving = [url for url, _ in answers]
+    profiles += [profile for _, profile in answers]
     if serving:
         steps = load_agents(serving, run=sources.run)
         found.segments += steps.segments

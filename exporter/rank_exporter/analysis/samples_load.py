@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +17,12 @@ from ..catalog import SAMPLE_DIGEST
 from ..errors import SettingError, SourceError
 from ..segment.samplelog import SAMPLE_LOG_SUFFIX, read
 from ..segment.samples import EpochSamples, Identifiers
-from .load import fetch
 from .prometheus_load import Prometheus, quoted
 from .reconcile import Expected
+from .sources import ask_all, get
 
 __all__ = ["Found", "from_agents", "from_prometheus", "load_manifest", "load_samples"]
 
-_AT_ONCE: Final = 16
 _MOST_LISTED: Final = 1 << 28
 """A manifest of more integers than this is compared by digest alone."""
 _PAST: Final = "90d"
@@ -55,21 +53,8 @@ class Found:
 
 
 def _gather(sources: Iterable[Any], load: Callable[[Any], list[EpochSamples]]) -> Found:
-    found = Found()
-
-    def attempt(source: Any) -> list[EpochSamples] | SourceError:
-        try:
-            return load(source)
-        except SourceError as error:
-            return error
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for outcome in pool.map(attempt, sources):
-            if isinstance(outcome, SourceError):
-                found.problems.append(str(outcome))
-            else:
-                found.samples += outcome
-    return found
+    found, problems = ask_all(sources, load)
+    return Found(samples=[one for _, samples in found for one in samples], problems=problems)
 
 
 def load_samples(paths: Iterable[Path]) -> Found:
@@ -91,7 +76,7 @@ def from_agents(urls: Iterable[str], *, timeout_seconds: float = 10.0) -> Found:
 
     def load(url: str) -> list[EpochSamples]:
         address = url.rstrip("/").removesuffix("/metrics") + "/metrics"
-        text = fetch(address, timeout_seconds)
+        text = get(address, timeout_seconds).text
         try:
             families = list(text_string_to_metric_families(text))
             return [

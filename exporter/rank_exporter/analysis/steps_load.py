@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
-
-import httpx
+from typing import Any
 
 from ..catalog import RANK_INFO
 from ..errors import SourceError
 from ..segment.records import RankSteps
 from ..segment.steplog import STEP_LOG_SUFFIX, StepLog
 from ..segment.wire import decode
+from .sources import ask_all, get
 
 __all__ = ["Found", "find_agents", "load_agents", "load_step_logs"]
-
-_AT_ONCE: Final = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -34,35 +30,9 @@ class Found:
         self.problems += other.problems
 
 
-def _get(address: str, timeout_seconds: float, params: dict[str, str], what: str) -> httpx.Response:
-    # A proxy is for the way out, and may not know the hosts of a cluster.
-    try:
-        with httpx.Client(trust_env=False, timeout=timeout_seconds) as client:
-            response = client.get(address, params=params)
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
-        reason = str(error) or type(error).__name__
-        raise SourceError(f"{address} cannot be read ({reason}): give {what}, http://HOST:PORT") from error
-    if response.status_code != httpx.codes.OK:
-        raise SourceError(f"{address} answers {response.status_code}: give {what}, http://HOST:PORT")
-    return response
-
-
 def _gather(sources: Sequence[Any], read: Callable[[Any], list[RankSteps]]) -> Found:
-    found = Found()
-
-    def attempt(source: Any) -> list[RankSteps] | SourceError:
-        try:
-            return read(source)
-        except SourceError as error:
-            return error
-
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for outcome in pool.map(attempt, sources):
-            if isinstance(outcome, SourceError):
-                found.problems.append(str(outcome))
-            else:
-                found.segments += outcome
-    return found
+    found, problems = ask_all(sources, read)
+    return Found(segments=[one for _, segments in found for one in segments], problems=problems)
 
 
 def load_agents(
@@ -82,7 +52,7 @@ def load_agents(
 
     def read(url: str) -> list[RankSteps]:
         address = url.rstrip("/").removesuffix("/metrics").removesuffix("/steps") + "/steps"
-        response = _get(address, timeout_seconds, params, "an agent's address")
+        response = get(address, timeout_seconds, params=params)
         return list(decode(response.content, source=address).segments)
 
     return _gather(list(urls), read)
@@ -97,7 +67,7 @@ def find_agents(url: str, *, run: str | None = None, timeout_seconds: float = 10
     quoted = "" if run is None else run.replace("\\", "\\\\").replace('"', '\\"')
     selector = f'{{run="{quoted}"}}' if run is not None else ""
     query = f"count by (instance) ({RANK_INFO.name}{selector})"
-    response = _get(address, timeout_seconds, {"query": query}, "the address of a Prometheus")
+    response = get(address, timeout_seconds, params={"query": query}, what="the address of a Prometheus")
     try:
         series = response.json()["data"]["result"]
         agents = sorted({f"http://{one['metric']['instance']}" for one in series})
