@@ -12,6 +12,7 @@ from rank_exporter.analysis.verdict import Verdict
 from rank_exporter.demo.failure import MissingRequirementError
 from rank_exporter.demo.scenario import SCENARIOS, Plan, shortfalls
 from rank_exporter.demo.servers import find_binaries, prometheus_config, to_webhook
+from rank_exporter.demo.stage import _told
 from rank_exporter.demo.training import agent_url, train_environ, write_shards
 from rank_exporter.demo.webhook import Webhook
 
@@ -171,3 +172,12 @@ def test_an_alert_that_is_repeated_counts_once() -> None:
         assert [(alert.labels["rank"], alert.received_at) for alert in webhook.alerts()] == [("0", 1.0), ("1", 2.0)]
     finally:
         webhook.close()
+
+
+def test_progress_names_a_rank_only_where_the_alert_does() -> None:
+    """Alerts about a whole run have none."""
+    assert (
+        _told({"alertname": "TrainingInputStraggler", "rank": "0"}, "firing")
+        == "TrainingInputStraggler firing for rank 0"
+    )
+    assert _told({"alertname": "TrainingInputBound"}, "pending") == "TrainingInputBound pending"

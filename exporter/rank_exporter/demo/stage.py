@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,13 +183,16 @@ def _status(stage: Stage) -> str:
     profile = stage.profile()
     steps = max((rank.steps for rank in profile.ranks), default=0) if profile else 0
     try:
-        alerts = [
-            f"{alert['labels'].get('alertname')} {alert['state']} for rank {alert['labels'].get('rank')}"
-            for alert in stage.prometheus.alerts()
-        ]
+        alerts = [_told(alert["labels"], alert["state"]) for alert in stage.prometheus.alerts()]
     except SourceError:
         return f"{steps} steps; Prometheus is slow to answer"
     return f"{steps} steps; {', '.join(alerts) or 'no alert'}"
+
+
+def _told(labels: Mapping[str, str], state: str) -> str:
+    """An alert of Prometheus; not every one names a rank."""
+    rank = labels.get("rank")
+    return f"{labels['alertname']} {state}" + (f" for rank {rank}" if rank else "")
 
 
 def _verdict(stage: Stage, profile: RunProfile) -> Verdict:
