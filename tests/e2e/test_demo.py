@@ -65,7 +65,7 @@ def environ_within(directory: Path) -> dict[str, str]:
 
 @pytest.fixture
 def temporary() -> Iterator[Path]:
-    """A directory with a short path, as sockets are to have theirs in it."""
+    """A directory of its own."""
     with tempfile.TemporaryDirectory() as directory:
         yield Path(directory)
 
@@ -105,7 +105,7 @@ def test_a_straggler_is_paged_with_rank_phase_host_and_shard(
 ) -> None:
     """The one page names the slow rank, its phase, host and shard; the verdict agrees; the exit status is 0."""
     played = play(scenario)
-    assert played.exit_status == 0, played.errors
+    assert played.exit_status == 0, played.errors + played.output
     result = played.result
     assert result["scenario"] == scenario
     where = {"rank": 0, "phase": phase, "host": socket.gethostname(), "shard": "train-00000-of-00002"}
@@ -126,7 +126,7 @@ def test_a_straggler_is_paged_with_rank_phase_host_and_shard(
 def test_balanced_ranks_are_not_paged(play: Callable[[str], Played]) -> None:
     """Without a straggler there is no page and no rank in the verdict, and the exit status is 0."""
     played = play("balanced")
-    assert played.exit_status == 0, played.errors
+    assert played.exit_status == 0, played.errors + played.output
     result = played.result
     # Ranks that share a busy machine do keep each other waiting now and then, which is a warning.
     assert not [alert for alert in result["alerts"] if alert["severity"] == "critical" or alert["rank"]]
@@ -151,8 +151,15 @@ def test_nothing_is_left_behind(play: Callable[[str], Played], scenario: str) ->
     assert (played.files, played.processes) == ([], [])
 
 
-@pytest.mark.parametrize("moment", ["Starting Prometheus", "Starting 2 training ranks", "Training: rank 0 is slow"])
-@pytest.mark.parametrize("signum", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    ("moment", "signum"),
+    [
+        ("Starting Prometheus", signal.SIGINT),
+        ("Starting 2 training ranks", signal.SIGTERM),
+        ("Training: rank 0 is slow", signal.SIGINT),
+        ("Training: rank 0 is slow", signal.SIGTERM),
+    ],
+)
 def test_a_signal_ends_it_at_any_moment_and_nothing_is_left(
     temporary: Path, moment: str, signum: signal.Signals
 ) -> None:
@@ -170,19 +177,6 @@ def test_a_signal_ends_it_at_any_moment_and_nothing_is_left(
     assert last == f"demo: stopped by {signum.name}; nothing of it is left running"
     assert list(temporary.iterdir()) == []
     assert processes_within(temporary) == []
-
-
-def test_a_long_temporary_path_does_not_stop_the_training(temporary: Path) -> None:
-    """Where TMPDIR leaves no room for the path of a socket, the ranks train all the same."""
-    directory = temporary / ("d" * 80)
-    directory.mkdir()
-    with subprocess.Popen(DEMO, env=environ_within(directory), stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        assert any(line.startswith("Training: rank 0 is slow") for line in process.stderr)
-        process.terminate()
-        process.stderr.read()
-    assert process.returncode == 128 + signal.SIGTERM
-    assert list(directory.iterdir()) == []
 
 
 def test_a_training_that_crashes_is_told_with_its_last_words(temporary: Path) -> None:

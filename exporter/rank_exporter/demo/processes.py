@@ -43,7 +43,7 @@ class Processes:
     """A context: on leaving it every process started in it is gone, with all that those started in turn.
 
     Orphans are handed to this process by the kernel (PR_SET_CHILD_SUBREAPER), so that even the agent, which detaches
-    itself from the rank that started it, and the loader workers of a rank that was killed are found and ended.
+    itself from the rank that started it, and what a rank that was killed had started are found and ended.
     """
 
     def __init__(self, directory: Path) -> None:

@@ -14,13 +14,13 @@ WIDTH = 512
 LAYERS = 4
 BATCH = 512
 """Of this size a step takes some 70 ms on a core of its own."""
-INPUT_DELAY_SECONDS = 0.3
-"""Well beyond the step, since the loader reads ahead: only what exceeds the step is waited for."""
+INPUT_DELAY_SECONDS = 0.2
+"""Some three steps: a third of one still where other work of the machine makes it take six times as long."""
 EXTRA_MATMULS = 24
 """Of WIDTH x WIDTH; a step's forward and backward are 12 of them."""
 
-BALANCED_SECONDS = 65.0
-"""A straggler is paged in about half of this."""
+BALANCED_SECONDS = 50.0
+"""A straggler is paged in some 30 s."""
 SETTLING_SECONDS = 8.0
 """Watched on after a page, for pages that should not follow: several evaluations of the rules."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import tempfile
 import time
@@ -33,7 +32,6 @@ _READY_SECONDS = 30.0
 _FIRST_STEP_SECONDS = 75.0
 _PAGE_SECONDS = 100.0
 _POLL_SECONDS = 0.2
-_LONGEST_PARENT = 107 - len("/rank-exporter-demo-abcdefgh/pymp-abcdefgh/listener-abcdefgh")
 _LOOK_SECONDS = 2.0
 
 
@@ -109,7 +107,7 @@ class Stage:
 def set_up(plan: Plan, binaries: Binaries, progress: Progress, interruption: Interruption) -> Iterator[Stage]:
     """Start the servers and the training; on leaving, end them and remove every file."""
     with ExitStack() as stack:
-        directory = Path(tempfile.mkdtemp(prefix="rank-exporter-demo-", dir=_parent(tempfile.gettempdir())))
+        directory = Path(tempfile.mkdtemp(prefix="rank-exporter-demo-"))
         stack.callback(shutil.rmtree, directory)
         (directory / "file_sd").mkdir()
         webhook = stack.enter_context(Webhook())
@@ -140,11 +138,6 @@ def set_up(plan: Plan, binaries: Binaries, progress: Progress, interruption: Int
         progress.say(f"Starting {plan.ranks} training ranks with torchrun: gloo on CPU, run {plan.run}")
         training.start(plan, processes, directory)
         yield stage
-
-
-def _parent(temporary: str) -> str:
-    """Loader workers hand batches over through sockets in the directory, and a socket's path may have 107 bytes."""
-    return temporary if len(os.fsencode(temporary)) <= _LONGEST_PARENT else "/tmp"  # noqa: S108 - mkdtemp makes it 0700
 
 
 def play(stage: Stage, progress: Progress) -> Outcome:

@@ -91,11 +91,6 @@ class StopRequest:
         return bool(self._flag.item())
 
 
-def ignore_sigterm(_: int) -> None:
-    """For loader workers: torchrun signals them too, but they end with their rank."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-
-
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--shards", type=Path, required=True, help="directory of .npy files, one for each rank")
@@ -103,7 +98,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=512)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--slow-rank", type=int, default=-1, help="the rank that is slow, if any")
-    parser.add_argument("--input-delay", type=float, default=0.0, help="its loader sleeps so many seconds a batch")
+    parser.add_argument("--input-delay", type=float, default=0.0, help="its dataset sleeps so many seconds a batch")
     parser.add_argument("--extra-matmuls", type=int, default=0, help="its optimizer multiplies so often a step")
     return parser.parse_args()
 
@@ -115,12 +110,9 @@ def train(args: argparse.Namespace) -> None:
     width = np.load(shard, mmap_mode="r").shape[1] - 1
 
     torch.manual_seed(0)
-    loader = DataLoader(
-        ShardBatches(shard, args.batch_size, delay_seconds=args.input_delay if slow else 0.0),
-        batch_size=None,
-        num_workers=1,
-        worker_init_fn=ignore_sigterm,
-    )
+    # Without workers, which would read ahead: however long a step takes, what the slow one sleeps is waited for.
+    batches = ShardBatches(shard, args.batch_size, delay_seconds=args.input_delay if slow else 0.0)
+    loader = DataLoader(batches, batch_size=None)
     model = DistributedDataParallel(perceptron(width, args.layers))
     optimizer = BusySGD(model.parameters(), lr=1e-3, momentum=0.9, matmuls=args.extra_matmuls if slow else 0)
 
