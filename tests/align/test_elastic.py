@@ -1,4 +1,4 @@
-"""A node is lost and torchrun goes on with the other: four real ranks, then three."""
+"""A node is lost and torchrun goes on with the other: three real ranks, then two."""
 
 from __future__ import annotations
 
@@ -64,22 +64,22 @@ def test_an_elastic_restart_mixes_no_generations(
     start_agent: Callable[..., Any],
     eventually: Callable[..., Any],
 ) -> None:
-    """Steps of four ranks, then of three, are aligned each for itself; the counter goes on, and what is spooled tells
+    """Steps of three ranks, then of two, are aligned each for itself; the counter goes on, and what is spooled tells
     the generations apart."""
     agent = start_agent(tmp_path / "near", "--step-log-dir", str(tmp_path / "log"), "--linger-seconds", "60")
-    first = start_node(3, str(agent.directory))
+    first = start_node(2, str(agent.directory))
     second = start_node(1, str(agent.directory))
-    eventually(lambda: agent.value("training_aligned_ranks", run="elastic") == 4)
+    eventually(lambda: agent.value("training_aligned_ranks", run="elastic") == 3)
     before = agent.value("training_aligned_steps_total", run="elastic")
     for rank in ranks_of(second):
         os.kill(rank, signal.SIGKILL)
     os.killpg(second.pid, signal.SIGKILL)
     second.wait()
-    eventually(lambda: agent.value("training_world_size", run="elastic") == 3)
+    eventually(lambda: agent.value("training_world_size", run="elastic") == 2)
     between = agent.value("training_aligned_steps_total", run="elastic")
     assert between >= before
     eventually(lambda: agent.value("training_aligned_steps_total", run="elastic") >= between + 20)
-    assert agent.value("training_aligned_ranks", run="elastic") == 3
+    assert agent.value("training_aligned_ranks", run="elastic") == 2
     first.send_signal(signal.SIGTERM)
     first.wait()
     agent.close()
@@ -87,8 +87,8 @@ def test_an_elastic_restart_mixes_no_generations(
     found = load_step_logs([tmp_path / "log"])
     assert not found.problems
     groups = [group for group in generations(found.segments) if group[0].generation]
-    assert {len(group) for group in groups} == {3, 4}
-    assert len(groups[-1]) == 3
+    assert {len(group) for group in groups} == {2, 3}
+    assert len(groups[-1]) == 2
     for group in groups:
         assert {steps.host for steps in group} == {f"node-{len(group)}"}
         assert len({steps.started_unix_ns for steps in group}) == len(group)

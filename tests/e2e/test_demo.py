@@ -10,8 +10,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import pytest
 
 pytestmark = pytest.mark.e2e
 
+SCENARIOS = ("input-straggler", "compute-straggler", "balanced")
 DEMO = [str(Path(sys.executable).with_name("rank-exporter")), "demo"]
 
 
@@ -70,27 +71,28 @@ def temporary() -> Iterator[Path]:
         yield Path(directory)
 
 
-@pytest.fixture(scope="session")
-def play() -> Callable[[str], Played]:
-    """Plays a scenario, once a session."""
+@pytest.fixture(scope="module")
+def play() -> Iterator[Callable[[str], Played]]:
+    """What came of a scenario. All are played at once, on purpose: a demo has to do beside other work too."""
+    with ThreadPoolExecutor() as pool:
+        playing = {scenario: pool.submit(played, scenario) for scenario in SCENARIOS}
+        yield lambda scenario: playing[scenario].result()
 
-    @cache
-    def played(scenario: str) -> Played:
-        with tempfile.TemporaryDirectory() as name:
-            directory = Path(name)
-            command = [*DEMO, "--scenario", scenario, "--json"]
-            done = subprocess.run(
-                command, env=environ_within(directory), capture_output=True, text=True, check=False, timeout=240
-            )
-            return Played(
-                exit_status=done.returncode,
-                output=done.stdout,
-                errors=done.stderr,
-                files=[str(path) for path in directory.rglob("*")],
-                processes=processes_within(directory),
-            )
 
-    return played
+def played(scenario: str) -> Played:
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        command = [*DEMO, "--scenario", scenario, "--json"]
+        done = subprocess.run(
+            command, env=environ_within(directory), capture_output=True, text=True, check=False, timeout=240
+        )
+        return Played(
+            exit_status=done.returncode,
+            output=done.stdout,
+            errors=done.stderr,
+            files=[str(path) for path in directory.rglob("*")],
+            processes=processes_within(directory),
+        )
 
 
 @pytest.mark.parametrize(
@@ -144,7 +146,7 @@ def test_the_victim_waits_and_is_not_named(play: Callable[[str], Played]) -> Non
     assert slow.result["verdict"]["rank"] == 0
 
 
-@pytest.mark.parametrize("scenario", ["input-straggler", "compute-straggler", "balanced"])
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_nothing_is_left_behind(play: Callable[[str], Played], scenario: str) -> None:
     """When a demo has ended, so have all its processes, and its directory is gone."""
     played = play(scenario)

@@ -38,14 +38,16 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv / "bin"
 
 
-def test_wheel_carries_rules_and_no_link_out_of_itself(wheel: Path) -> None:
-    """Rules, runbooks and the Alertmanager configuration are in the wheel as files of the package, once."""
+@pytest.mark.parametrize(("folder", "source"), [("rules", "rules"), ("dashboards", "grafana/dashboards")])
+def test_wheel_carries_rules_and_dashboards(wheel: Path, folder: str, source: str) -> None:
+    """Rules, runbooks, the Alertmanager configuration and dashboards are in the wheel as files of the package, once."""
     names = zipfile.ZipFile(wheel).namelist()
-    shipped = {name.removeprefix("rank_exporter/") for name in names if name.startswith("rank_exporter/rules/")}
-    present = {str(path.relative_to(ROOT)) for path in (ROOT / "rules").rglob("*") if path.is_file()}
+    shipped = {name for name in names if name.startswith(f"rank_exporter/{folder}/")}
+    files = (path for path in (ROOT / source).rglob("*") if path.is_file())
+    present = {f"rank_exporter/{folder}/{path.relative_to(ROOT / source)}" for path in files}
     assert shipped == present
     assert len(names) == len(set(names))
-    assert not [name for name in names if name.startswith(("tests/", "exporter/"))]
+    assert not [name for name in names if name.startswith(("tests/", "exporter/", "grafana/"))]
 
 
 def test_commands_run_without_torch(installed: Path, tmp_path: Path) -> None:

@@ -126,12 +126,13 @@ def test_switches_severities_and_labels(groups, pack):
     assert other["annotations"]["summary"] == expected[compute_straggler]["annotations"]["summary"]
 
 
-@pytest.mark.parametrize("alert", sorted({alert.name for alert in rulepack.alerts()}))
-def test_each_alert_can_be_switched_off(groups, pack, alert):
-    """A switch removes its own alert and nothing else."""
-    rendered, expected = _rules(groups(alerts={alert: {"enabled": False}})), _rules(pack)
-    assert any(name == alert for name, _ in expected)
-    assert rendered == {key: rule for key, rule in expected.items() if key[0] != alert}
+@pytest.mark.parametrize("half", [0, 1])
+def test_each_alert_can_be_switched_off(groups, pack, half):
+    """Switches remove their own alerts and nothing else: every other alert, then the rest."""
+    off = sorted({alert.name for alert in rulepack.alerts()})[half::2]
+    rendered, expected = _rules(groups(alerts={alert: {"enabled": False} for alert in off})), _rules(pack)
+    assert set(off) <= {name for name, _ in expected}
+    assert rendered == {key: rule for key, rule in expected.items() if key[0] not in off}
 
 
 def test_default_runbooks_are_the_packs(chart_path):
