@@ -100,7 +100,10 @@ class Agent:
             )
         ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE_SECONDS)
         line = self.process.stdout.readline() if ready else ""
-        assert line.startswith("serving "), f"{line!r} {self.complaints}"
+        if not line.startswith("serving "):
+            self.process.kill()
+            self.process.communicate()
+            pytest.fail(f"the agent says {line!r} {self.complaints}")
         self.url = line.split()[1].removesuffix("/metrics")
         self.target = self.url.removeprefix("http://")
         self._client = httpx.Client(trust_env=False, timeout=20)

@@ -238,7 +238,10 @@ class Agent:
         assert self.process.stdout is not None
         ready, _, _ = select.select([self.process.stdout], [], [], DEADLINE_SECONDS)
         line = self.process.stdout.readline() if ready else ""
-        assert line.startswith("serving "), f"{line!r} {self._log.read_text()}"
+        if not line.startswith("serving "):
+            self.process.kill()
+            self.process.communicate()
+            pytest.fail(f"the agent says {line!r} {self._log.read_text()}")
         self.url = line.split()[1].removesuffix("/metrics")
 
     def close(self) -> None:

@@ -72,7 +72,8 @@ def _detach(settings: AgentSettings) -> AgentSettings:
 
 def _yield_to_training() -> None:
     with contextlib.suppress(OSError):
-        os.nice(10)
+        # Little, or it would not be heard where training takes every core: it needs them for milliseconds a scrape.
+        os.nice(5)
     # numpy's linear algebra would otherwise start a thread per core as it is loaded.
     for variable in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         os.environ[variable] = "1"
