@@ -21,13 +21,15 @@ one code point by 2^20), and of about 2^-60 for texts that differ in a digit or 
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["as_text", "hash_integers", "hash_texts", "hashes", "of", "of_range", "total"]
+__all__ = ["as_text", "hash_integers", "hash_texts", "hashes", "hashes_of_lists", "of", "of_range", "total"]
 
 Hashes = npt.NDArray[np.uint64]
 Identifiers = Sequence[Any] | npt.NDArray[Any]
@@ -63,19 +65,31 @@ def hash_texts(texts: Sequence[str]) -> Hashes:
     """Hash of each text, (n,)."""
     if not len(texts):
         return np.zeros(0, dtype=np.uint64)
-    widths = set(map(len, texts))
-    if max(widths) > _LONGEST:
-        texts = [text if len(text) <= _LONGEST else _shortened(text) for text in texts]
+    points = _of_one_width(texts)
+    if points is None:
         widths = set(map(len, texts))
-    if widths == {0}:
-        return _mix(np.zeros(len(texts), dtype=np.uint64))
-    if len(widths) == 1:
-        # Twice as fast as to have numpy look at each.
-        data: Any = np.frombuffer("".join(texts).encode("utf-32-le", errors="surrogatepass"), dtype="<u4")
-    else:
-        data = np.ascontiguousarray(np.array(texts, dtype="<U")).view("<u4")
-    points = data.reshape(len(texts), -1).astype(np.uint64)
-    return _mix(points @ _WEIGHTS[: points.shape[1]])
+        if max(widths) > _LONGEST:
+            texts = [text if len(text) <= _LONGEST else _shortened(text) for text in texts]
+        if widths == {0}:
+            return _mix(np.zeros(len(texts), dtype=np.uint64))
+        points = np.ascontiguousarray(np.array(texts, dtype="<U")).view("<u4").reshape(len(texts), -1)
+    return _mix(points.astype(np.uint64) @ _WEIGHTS[: points.shape[1]])
+
+
+def _of_one_width(texts: Sequence[str]) -> npt.NDArray[np.unsignedinteger[Any]] | None:
+    """Their code points, (n, width), where all have as many: twice as fast as to have numpy look at each."""
+    width, line = len(texts[0]), "\n".join(texts)
+    between = len(texts) - 1
+    if not 0 < width <= _LONGEST or len(line) != len(texts) * (width + 1) - 1:
+        return None
+    # Where each is as long as the first, the only line feeds are between them, at equal distances.
+    if line.count("\n") != between or line[width :: width + 1] != "\n" * between:
+        return None
+    line += "\n"
+    if line.isascii():
+        return np.frombuffer(line.encode(), dtype=np.uint8).reshape(len(texts), -1)[:, :-1]
+    encoded = line.encode("utf-32-le", errors="surrogatepass")
+    return np.frombuffer(encoded, dtype="<u4").reshape(len(texts), -1)[:, :-1]
 
 
 def _shortened(text: str) -> str:
@@ -94,6 +108,17 @@ def hashes(identifiers: Identifiers) -> Hashes:
     if all(issubclass(kind, str) for kind in set(map(type, listed))):
         return hash_texts(listed)
     return _hash_several([as_text(one) for one in listed])
+
+
+def hashes_of_lists(lists: Sequence[Sequence[Any]]) -> Hashes:
+    """Hash of each identifier of several lists, one list after the other; see hashes."""
+    numbers = array("q")
+    try:
+        for one in lists:
+            numbers.fromlist(one)  # type: ignore[arg-type]
+    except (TypeError, OverflowError):
+        return hashes(list(chain.from_iterable(lists)))
+    return hash_integers(np.frombuffer(numbers, dtype=np.int64))
 
 
 def _as_integers(identifiers: Identifiers) -> npt.NDArray[np.int64] | None:

@@ -41,6 +41,29 @@ def test_texts_hash_as_documented() -> None:
         assert [int(h) for h in digest.hashes(texts)] == [plain_text(text) for text in texts]
 
 
+def test_line_feeds_in_texts_are_as_other_characters() -> None:
+    """Wherever they stand, and however long the texts around them are."""
+    several = (
+        ["a\n", "bc"],
+        ["\n\n", "ab"],
+        ["a\n\nb", "cdef"],
+        ["a\nb", "c"],
+        ["ab\n", "cd\n", "\nef"],
+        ["\n"],
+        ["", "\n"],
+    )
+    for texts in several:
+        assert [int(h) for h in digest.hashes(texts)] == [plain_text(text) for text in texts], texts
+
+
+@pytest.mark.parametrize(
+    "lists", [[[1, 2], [3]], [["a", "b"], ["cd"]], [[1], ["a"]], [[2**63], [1]], [[True], [-1]], [(1,), [2]], []]
+)
+def test_several_lists_are_hashed_as_one(lists: list[list[Any]]) -> None:
+    """Whatever is in them: integers within 64 bits and beyond, texts, both."""
+    assert digest.hashes_of_lists(lists).tolist() == digest.hashes([one for each in lists for one in each]).tolist()
+
+
 def test_digests_are_these_for_ever() -> None:
     """Trials of other releases and machines are compared with them."""
     assert f"{digest.of_range(1000):016x}" == "432ade2ad6962362"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from itertools import chain
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -153,13 +152,11 @@ class Accounts:
         """Put what was gathered into the digest, and the account into the segment."""
         duplicates = 0
         if self._parts:
-            ids = list(chain.from_iterable(self._parts))
-            self._parts.clear()
-            self._gathered = 0
+            parts, self._parts, self._gathered = self._parts, [], 0
             try:
-                hashed = digest.hashes(ids)
+                hashed = digest.hashes_of_lists(parts)
                 self._digest = (self._digest + digest.total(hashed)) % (1 << 64)
-                self._identified += len(ids)
+                self._identified += len(hashed)
                 duplicates = self._count_known(hashed)
             except Exception as error:  # noqa: BLE001 - see Recorder.fault
                 self.give_up(error)

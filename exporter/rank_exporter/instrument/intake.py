@@ -75,11 +75,12 @@ class Intake:
             if not self._counts:
                 return
             self._begin(batch)
-        ids = self._ids(batch, index) if type(index) is not list or accounts.identify is not None else index
-        samples = len(ids) if ids is not None else len(index) if type(index) is list else samples_of(batch)
+        drawn = len(index) if type(index) is list else None
+        ids = index if drawn is not None and accounts.identify is None else self._ids(batch, index)
+        samples = len(ids) if ids is not None else samples_of(batch) if drawn is None else drawn
         padded = 0
         if self._padding is not None:
-            padded = self._padding.of_next(len(index) if type(index) is list else samples)
+            padded = self._padding.of_next(samples if drawn is None else drawn)
         accounts.count(samples, self._tokens(batch) if self._tokens is not None else 0, padded)
         if self._main:
             accounts.add(ids if accounts.identifies else None, samples, padded)
