@@ -1,5 +1,5 @@
-# `make demo` and `make test` do all the set-up they need. Variables: PYTHON, ARGS of demo or backtest, TESTS to run,
-# WORKERS that run them.
+# `make demo` and `make test` do all the set-up they need. Variables: PYTHON, ARGS of demo, backtest or preview,
+# TESTS to run, WORKERS that run them.
 
 PYTHON ?= python3
 TESTS ?= tests
@@ -74,7 +74,7 @@ dashboards: venv
 # Pictures of all dashboards in grafana/preview/screenshots. Needs Node 20 and npm, and Chromium (BROWSER=, or Debian's).
 dashboards-preview: venv servers
 	cd grafana/preview && npm ci && npm run build
-	$(BIN)/python -m grafana.preview.preview
+	$(BIN)/python -m grafana.preview.preview $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
