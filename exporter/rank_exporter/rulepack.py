@@ -176,6 +176,10 @@ def scale_promql(expr: str, ratio: Fraction) -> str:
     return _PROMQL.sub(token, expr)
 
 
+# Ten times as fast, where PyYAML was built with it.
+_Loader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
 class _Dumper(yaml.SafeDumper):
     """Writes expressions as literal blocks, sequences indented, and no anchors."""
 
@@ -210,7 +214,7 @@ def _load_groups() -> list[_Group]:
     groups: dict[str, _Group] = {}
     for file in (*_files("recording"), *_files("alerts")):
         try:
-            document = yaml.safe_load(file.read_text(encoding="utf-8"))
+            document = yaml.load(file.read_text(encoding="utf-8"), Loader=_Loader)  # noqa: S506 - a safe one
         except yaml.YAMLError as error:
             raise RulePackError(f"rule file {file} is no YAML; install rank-exporter again") from error
         for group in document["groups"]:

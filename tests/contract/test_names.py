@@ -16,7 +16,12 @@ RECORD_NAME = re.compile(r"\b(?:run|run_rank|run_rank_phase|run_phase|rank)[a-z_
 SERIES = {name for metric in METRICS for name in metric.series_names} | {metric.name for metric in METRICS}
 
 RULE_FILES = sorted((ROOT / "rules").rglob("*.yaml"))
-RULES = [rule for path in RULE_FILES for group in yaml.safe_load(path.read_text())["groups"] for rule in group["rules"]]
+RULES = [
+    rule
+    for path in RULE_FILES
+    for group in yaml.load(path.read_text(), Loader=yaml.CSafeLoader)["groups"]
+    for rule in group["rules"]
+]
 RECORDS = {rule["record"] for rule in RULES if "record" in rule}
 ALERTS = {rule["alert"] for rule in RULES if "alert" in rule}
 TEXTS = [

@@ -24,7 +24,7 @@ def groups(render, find):
 @pytest.fixture
 def pack():
     """The groups as `rank-exporter rules` has them."""
-    return yaml.safe_load(rulepack.render(format="prometheusrule"))["spec"]["groups"]
+    return yaml.load(rulepack.render(format="prometheusrule"), Loader=yaml.CSafeLoader)["spec"]["groups"]
 
 
 def _rules(groups):

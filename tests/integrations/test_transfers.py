@@ -11,9 +11,6 @@ import torch
 from torch.utils.data import DataLoader
 
 import rank_exporter
-from rank_exporter.integrations import accelerate as on_accelerate
-from rank_exporter.integrations import fabric as on_fabric
-from rank_exporter.integrations import lightning as on_lightning
 from rank_exporter.phases import Phase
 
 
@@ -34,6 +31,8 @@ def test_accelerate(exporter: Any, device: str, expected: bool) -> None:
     """Its loaders copy each batch before they hand it out."""
     from accelerate.data_loader import DataLoaderShard
 
+    from rank_exporter.integrations import accelerate as on_accelerate
+
     on_accelerate.watch_everything(exporter)
     assert next(iter(DataLoaderShard(torch.zeros(4, 2), device=torch.device(device)))).device.type == device
     assert copied(exporter) is expected
@@ -44,6 +43,8 @@ def test_fabric(exporter: Any, device: str, expected: bool) -> None:
     """So do its loaders."""
     from lightning.fabric import Fabric
     from lightning.fabric.wrappers import _FabricDataLoader
+
+    from rank_exporter.integrations import fabric as on_fabric
 
     on_fabric.watch_everything(exporter, Fabric)
     loader = _FabricDataLoader(DataLoader(torch.zeros(4, 2)), device=torch.device(device))
@@ -56,6 +57,8 @@ def test_lightning(exporter: Any, device: str, expected: bool) -> None:
     """Its strategy copies, to a device that is given or to its own."""
     from lightning.pytorch.strategies import SingleDeviceStrategy
 
+    from rank_exporter.integrations import lightning as on_lightning
+
     on_lightning.watch_everything(exporter)
     strategy = SingleDeviceStrategy(device=torch.device(device))
     assert strategy.batch_to_device(torch.zeros(4)).device.type == device
@@ -65,6 +68,8 @@ def test_lightning(exporter: Any, device: str, expected: bool) -> None:
 def test_copies_are_timed_no_longer_once_the_exporter_has_stopped(exporter: Any) -> None:
     """Trainers are left as they were found."""
     from accelerate import data_loader
+
+    from rank_exporter.integrations import accelerate as on_accelerate
 
     original = data_loader.send_to_device
     on_accelerate.watch_everything(exporter)

@@ -22,10 +22,10 @@ from .simulate import Run, series
 CASES = {
     f"{file.stem}: {case['name']}": case
     for file in sorted(Path(__file__).parent.glob("*.yaml"))
-    for case in yaml.safe_load(file.read_text(encoding="utf-8"))
+    for case in yaml.load(file.read_text(encoding="utf-8"), Loader=yaml.CSafeLoader)
 }
 ALERTS = sorted({alert.name for alert in rulepack.alerts()})
-GROUPS = [group["name"] for group in yaml.safe_load(rulepack.render())["groups"]]
+GROUPS = [group["name"] for group in yaml.load(rulepack.render(), Loader=yaml.CSafeLoader)["groups"]]
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())

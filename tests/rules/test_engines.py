@@ -18,7 +18,7 @@ import yaml
 
 from rank_exporter import rulepack
 
-GROUPS: list[dict[str, Any]] = yaml.safe_load(rulepack.render())["groups"]
+GROUPS: list[dict[str, Any]] = yaml.load(rulepack.render(), Loader=yaml.CSafeLoader)["groups"]
 RULES: list[dict[str, Any]] = [rule for group in GROUPS for rule in group["rules"]]
 LEGACY_NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
 SCRAPES = timedelta(seconds=15)

@@ -18,7 +18,9 @@ from rank_exporter.phases import PHASE_NAMES
 from .labelling import LEVELS, RUN, AmbiguousJoinError, labels_of
 
 PUBLISHED = {name for metric in METRICS for name in metric.series_names}
-RULES: list[dict[str, Any]] = [rule for group in yaml.safe_load(rulepack.render())["groups"] for rule in group["rules"]]
+RULES: list[dict[str, Any]] = [
+    rule for group in yaml.load(rulepack.render(), Loader=yaml.CSafeLoader)["groups"] for rule in group["rules"]
+]
 RECORDS = {rule["record"] for rule in RULES if "record" in rule}
 ALERTS = {alert.name: alert for alert in rulepack.alerts()}
 STRAGGLERS = ("TrainingInputStraggler", "TrainingComputeStraggler")
