@@ -35,10 +35,10 @@ def hosts_shards() -> str:
     )
 
 
-def _mean(by: str, matchers: str, window: str) -> str:
+def _mean(by: str, matchers: str, window: str, at: str = "") -> str:
     def rate(suffix: str) -> str:
         series = f'training_phase_duration_seconds_{suffix}{{{matchers},phase="input_ready"}}'
-        return f"sum by ({by}) (rate({series}[{window}]))"
+        return f"sum by ({by}) (rate({series}[{window}]{at}))"
 
     return f"({rate('sum')} / ({rate('count')} > 0))"
 
@@ -162,9 +162,12 @@ def _follows() -> Panel:
     )
 
 
-def _named(title: str, description: str, unit: str, empty: str, expr: str, by: str, name: str) -> Panel:
-    """Lines of the ones that are largest over the time range, the very largest in a colour of its own."""
-    typical = f"avg_over_time(({expr})[$__range:5m] @ end())"
+def _named(
+    title: str, description: str, unit: str, empty: str, expr: str, by: str, name: str, *, typical: str = ""
+) -> Panel:
+    """Lines of the ones that are largest over the time range, the very largest in a colour of its own. ``typical``:
+    what says how large they are over the range, where that is less dear than the mean of ``expr``."""
+    typical = typical or f"avg_over_time(({expr})[$__range:5m] @ end())"
     first, many = f"topk(1, {typical})", f"topk({_SHOWN}, {typical})"
     return trend(
         title,
@@ -204,6 +207,7 @@ def _shard_input() -> Panel:
         _mean(by, _SHARDS, "5m"),
         by,
         "{{shard}}",
+        typical=_mean(by, _SHARDS, "$__range", " @ end()"),
     )
 
 
