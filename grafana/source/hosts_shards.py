@@ -15,6 +15,8 @@ _HOSTS = f'{RUN},host=~"$host"'
 _SHARDS = f'{_HOSTS},shard=~"$shard",shard!=""'
 _SHOWN = 10
 _WINDOW = "30m"
+_FEW = 45
+"""Points of what looks at thousands of series for each."""
 _NO_SHARD = "No rank of this run names the shard it reads"
 _PLACE = f"{BY_RUN}, rank, host, shard"
 
@@ -163,7 +165,16 @@ def _follows() -> Panel:
 
 
 def _named(
-    title: str, description: str, unit: str, empty: str, expr: str, by: str, name: str, *, typical: str = ""
+    title: str,
+    description: str,
+    unit: str,
+    empty: str,
+    expr: str,
+    by: str,
+    name: str,
+    *,
+    typical: str = "",
+    points: int | None = None,
 ) -> Panel:
     """Lines of the ones that are largest over the time range, the very largest in a colour of its own. ``typical``:
     what says how large they are over the range, where that is less dear than the mean of ``expr``."""
@@ -181,6 +192,7 @@ def _named(
         overrides=[colour("A", SUBJECT)],
         legend=["mean", "max"],
         recorded=True,
+        points=points,
     )
 
 
@@ -208,6 +220,7 @@ def _shard_input() -> Panel:
         by,
         "{{shard}}",
         typical=_mean(by, _SHARDS, "$__range", " @ end()"),
+        points=_FEW,
     )
 
 

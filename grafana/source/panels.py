@@ -220,12 +220,16 @@ def trend(
     recorded: bool = False,
     legend: Sequence[str] = (),
     up_to: float | None = None,
+    points: int | None = None,
 ) -> timeseries.Panel:
     """Return lines over time, no higher than ``up_to`` if given.
 
-    ``recorded``: of series that rules record, which have no more points than that.
+    ``recorded``: of series that rules record, which have no more points than that. ``points``: no more of them, where
+    each is dear.
     """
     panel = _graph(title, description, unit, empty, targets, recorded=recorded, legend=legend)
+    if points is not None:
+        panel.max_data_points(points)
     if up_to is not None:
         panel.max(up_to)
     return _overridden(panel, overrides)

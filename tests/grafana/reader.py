@@ -58,7 +58,9 @@ class Reader:
     def matrix(self, query: Query) -> list[Json]:
         """The series over the time range, in Prometheus' order."""
         begin = self.end - self.seconds
-        asked = [("query", self.fill(query.expr)), ("start", begin), ("end", self.end), ("step", self.step)]
+        points = (query.panel or {}).get("maxDataPoints")
+        step = max(self.step, self.seconds // points) if points else self.step
+        asked = [("query", self.fill(query.expr)), ("start", begin), ("end", self.end), ("step", step)]
         data = self._ask("query_range", asked)
         assert isinstance(data, dict)
         return list(data["result"])
