@@ -111,11 +111,14 @@ def hashes(identifiers: Identifiers) -> Hashes:
 
 
 def hashes_of_lists(lists: Sequence[Sequence[Any]]) -> Hashes:
-    """Hash of each identifier of several lists, one list after the other; see hashes."""
+    """Hash of each identifier of several lists or arrays, one after the other; see hashes."""
     numbers = array("q")
     try:
         for one in lists:
-            numbers.fromlist(one)  # type: ignore[arg-type]
+            if type(one) is list:
+                numbers.fromlist(one)
+            else:
+                numbers.extend(one)
     except (TypeError, OverflowError):
         return hashes(list(chain.from_iterable(lists)))
     return hash_integers(np.frombuffer(numbers, dtype=np.int64))

@@ -8,8 +8,9 @@ early, and leaves it the state it would have had.
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache
 from types import GeneratorType
 from typing import Any, Final
@@ -17,7 +18,8 @@ from typing import Any, Final
 __all__ = ["Drawn", "observed"]
 
 Drawn = deque[Any]
-"""What was drawn and not yet handed out, by batch: lists of indices, or single ones where the loader does not batch."""
+"""What was drawn and not yet handed out, by batch: indices in an array or, if they are no integers of 64 bits, a list;
+single ones where the loader does not batch."""
 
 _HEAP_TYPE: Final = 1 << 9
 
@@ -27,12 +29,20 @@ def _drawing(inner: Iterator[Any], drawn: Drawn) -> Iterator[Any]:
     append = drawn.append
 
     def remember(index: Any) -> Any:
-        # A copy: nobody says that the sampler will not use its list again.
-        append(index.copy() if type(index) is list else index)
+        append(_kept(index) if type(index) is list else index)
         return index
 
     # Half as dear as a class of ours, which only an iterator with attributes of its own needs.
     return map(remember, inner) if isinstance(inner, GeneratorType) else _Drawing(inner, remember)
+
+
+def _kept(indices: list[Any]) -> Sequence[Any]:
+    """A copy, as nobody says that the sampler will not use its list again: of the numbers, since the sampler has just
+    made them, while to collect them later from all over memory takes far longer."""
+    try:
+        return array("q", indices)
+    except Exception:  # noqa: BLE001 - the sampler's own, which may do anything as they are asked for a number
+        return indices.copy()
 
 
 class _Drawing:

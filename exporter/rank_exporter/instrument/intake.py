@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Intake"]
 
 _PATIENCE: Final = 3
+_LISTS: Final = (array, list)
 _Taken = tuple[Sequence[Any] | None, int, int]
 """Identifiers, samples, padded samples of a batch."""
 
@@ -75,7 +77,7 @@ class Intake:
             if not self._counts:
                 return
             self._begin(batch)
-        drawn = len(index) if type(index) is list else None
+        drawn = len(index) if type(index) in _LISTS else None
         ids = index if drawn is not None and accounts.identify is None else self._ids(batch, index)
         samples = len(ids) if ids is not None else samples_of(batch) if drawn is None else drawn
         padded = 0

@@ -63,7 +63,8 @@ def batch_line(step: int, ids: Sequence[Any] | None, samples: int, padded: int) 
     if ids is None:
         fields["samples"] = samples
     else:
-        fields["ids"] = ids if set(map(type, ids)) in ({int}, {str}) else [digest.as_text(one) for one in ids]
+        plain = set(map(type, ids)) in ({int}, {str})
+        fields["ids"] = list(ids) if plain else [digest.as_text(one) for one in ids]
     if padded:
         fields["padded"] = padded
     return _line(fields)
