@@ -24,6 +24,7 @@ _OPTIMIZER: Final = int(Phase.OPTIMIZER)
 _STEP: Final = int(Phase.STEP)
 _BEFORE: Final = len(Phase)
 """Place of the time before the first step, which belongs to none."""
+_NOTHING: Final = [0] * (_BEFORE + 1)
 
 
 class Timeline:
@@ -33,13 +34,13 @@ class Timeline:
     belongs to the next step. That a step is over is known only once the loop moves on (``advance``), since a step
     may have several optimizers.
 
-    ``live[live_index]`` is kept at the phase in progress with its start, as segment.layout.pack_phase packs it.
+    ``phase`` is the one in progress, for others to read; none of Phase before the first step.
+    ``live[live_index]`` is kept at it with its start, as segment.layout.pack_phase packs it.
     """
 
     __slots__ = (
         "_clock",
         "_commit",
-        "_current",
         "_live",
         "_live_index",
         "_marked",
@@ -47,6 +48,7 @@ class Timeline:
         "_since",
         "_spent",
         "_stack",
+        "phase",
     )
 
     def __init__(
@@ -58,9 +60,9 @@ class Timeline:
         clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self._clock = clock
-        self._spent = [0] * (_BEFORE + 1)
+        self._spent = _NOTHING.copy()
         self._stack: list[int] = []
-        self._current = _BEFORE
+        self.phase = _BEFORE
         self._since = clock()
         self._marked: list[int] | None = None
         self._marked_at = 0
@@ -76,61 +78,62 @@ class Timeline:
         """Read this clock from now on. It must go on from where the one before it is, in monotonic ns."""
         self._clock = clock
 
-    @property
-    def phase(self) -> int:
-        """The phase in progress; no Phase before the first step."""
-        return self._current
-
     def enter(self, phase: int) -> None:
         """The rank begins a phase; the one in progress is suspended."""
-        current = self._current
+        current = self.phase
         if _STEP < current < _BEFORE and phase != current:
             return
         now = self._clock()
         self._spent[current] += now - self._since
         self._stack.append(current)
-        self._current = phase
+        self.phase = phase
         self._since = now
         self._live[self._live_index] = (now & -256) | phase
 
     def leave(self, phase: int) -> None:
         """The rank ends a phase and resumes the one before. Phases entered within it and never left end too;
         a phase that is not in progress is ignored."""
-        current = self._current
+        current = self.phase
         stack = self._stack
         if current != phase or not stack:
             # The lowest entry is what lies between phases, which is not left.
             if _STEP < current < _BEFORE or phase not in stack[1:]:
                 return
             self._settle()
-            while self._current != phase:
-                self._current = stack.pop()
+            while self.phase != phase:
+                self.phase = stack.pop()
         now = self._clock()
         self._spent[phase] += now - self._since
-        self._current = current = stack.pop()
+        self.phase = current = stack.pop()
         self._since = now
         self._live[self._live_index] = (now & -256) | current
         if phase == _OPTIMIZER:
-            self._marked = self._spent.copy()
-            self._marked_at = now
+            self._mark(now)
+
+    def _mark(self, now: int) -> None:
+        """If the loop moves on, the step ended here."""
+        spent, before = self._spent, self._marked
+        self._spent = _NOTHING.copy()
+        self._marked = spent if before is None else [sum(both) for both in zip(before, spent, strict=True)]
+        self._marked_at = now
 
     def become(self, phase: int) -> None:
         """The phase in progress turns out to be another one, from its last resumption on."""
-        self._current = phase
+        self.phase = phase
         self._live[self._live_index] = (self._since & -256) | phase
 
     def _settle(self) -> None:
         now = self._clock()
-        self._spent[self._current] += now - self._since
+        self._spent[self.phase] += now - self._since
         self._since = now
 
     def unwind(self) -> None:
         """Drop every phase in progress: what was to leave them never will."""
         if self._stack:
             self._settle()
-            self._current = self._stack[0]
+            self.phase = self._stack[0]
             self._stack.clear()
-            self._live[self._live_index] = (self._since & -256) | self._current
+            self._live[self._live_index] = (self._since & -256) | self.phase
 
     def advance(self, *, force: bool = False) -> None:
         """The loop moves on to new input: the step is over if its optimizer ran, or, with ``force``, if anything did.
@@ -138,32 +141,32 @@ class Timeline:
         The first call begins the first step; what was before is dropped. Called before the phase that moves on is
         entered. Input that evaluation asks for is no move.
         """
-        if _STEP < self._current < _BEFORE:
+        if _STEP < self.phase < _BEFORE:
             return
         marked = self._marked
         if marked is not None:
             self._end(marked, self._marked_at)
-        elif self._current == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
+        elif self.phase == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
             self._begin()
         elif force:
             self._settle()
-            self._end(self._spent.copy(), self._since)
+            spent, self._spent = self._spent, _NOTHING.copy()
+            self._end(spent, self._since)
 
     def _begin(self) -> None:
         now = self._clock()
         if self._stack:
             self._stack[0] = _OTHER
         else:
-            self._current = _OTHER
+            self.phase = _OTHER
             self._live[self._live_index] = (now & -256) | _OTHER
-        self._spent = [0] * (_BEFORE + 1)
+        self._spent = _NOTHING.copy()
         self._since = now
 
     def _end(self, spent: list[int], ended: int) -> None:
         self._marked = None
-        self._spent = [total - step for total, step in zip(self._spent, spent, strict=True)]
         spent.pop()
         spent[_STEP] = sum(spent[:_STEP])
         self._commit(spent, ended)
-        if self._current == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
+        if self.phase == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
             self._begin()

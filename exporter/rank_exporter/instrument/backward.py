@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any, Final
 
 import torch
@@ -30,6 +31,7 @@ __all__ = ["Backward"]
 # Plain integers: looking a member of an enumeration up costs as much as reading the clock.
 _BACKWARD: Final = int(Phase.BACKWARD)
 _COLLECTIVE_WAIT: Final = int(Phase.COLLECTIVE_WAIT)
+_WITHIN: Final = (_BACKWARD, _COLLECTIVE_WAIT)
 _OUTPUTS: Final = 4
 """How many output tensors are asked when backward begins: one of them takes part in the loss."""
 _SEEN: Final = 2
@@ -187,9 +189,10 @@ class Backward:
             self._recorder.fault("hook", error)
 
     def _returned(self) -> None:
-        phase = self._timeline.phase
-        if phase in (_BACKWARD, _COLLECTIVE_WAIT):
-            self._timeline.leave(phase)
+        timeline = self._timeline
+        phase = timeline.phase
+        if phase in _WITHIN:
+            timeline.leave(phase)
         if not self._queued:
             # Neither parameter took part: where the wait began is not known.
             self._ask_nodes(for_good=True)
@@ -233,7 +236,7 @@ def _follow_calls() -> None:
     @functools.wraps(run)
     def backward(*args: Any, **kwargs: Any) -> None:
         latest = _latest
-        if latest is None or latest._recorder.is_elsewhere():
+        if latest is None or latest._recorder.thread != get_ident():
             run(*args, **kwargs)
             return
         latest.call_begins()

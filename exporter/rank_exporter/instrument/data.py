@@ -11,9 +11,10 @@ import copyreg
 import weakref
 from collections.abc import Callable, Iterator
 from functools import cache
+from threading import get_ident
 from typing import Any, Final
 
-import torch
+from torch import is_grad_enabled
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
 
@@ -84,11 +85,11 @@ class Fetches:
 
     def time(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
         recorder = self._recorder
-        if recorder.is_elsewhere():
+        if get_ident() != recorder.thread:
             return self._pass_over(fetch(*arguments))
         timeline = recorder.timeline
         recorder.fed = self
-        if not torch.is_grad_enabled() or (not self.trains and recorder.is_evaluating()):
+        if not is_grad_enabled() or (not self.trains and recorder.is_evaluating()):
             phase = _EVAL
         elif self.first:
             # The loop has moved on already, when it asked for this iterator.
@@ -231,7 +232,7 @@ class _building:  # noqa: N801 - used like a function
         if recorder.is_elsewhere():
             return
         self._phase = Phase.EVAL
-        if torch.is_grad_enabled() and (self._trains or not recorder.is_evaluating()):
+        if is_grad_enabled() and (self._trains or not recorder.is_evaluating()):
             self._phase = Phase.FIRST_BATCH
             recorder.advance()
         recorder.timeline.enter(self._phase)

@@ -14,6 +14,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from ..errors import SettingError
@@ -31,6 +32,7 @@ _FORWARD: Final = int(Phase.FORWARD)
 _BACKWARD: Final = int(Phase.BACKWARD)
 _COLLECTIVE_WAIT: Final = int(Phase.COLLECTIVE_WAIT)
 _EVAL: Final = int(Phase.EVAL)
+_IN_BACKWARD: Final = (_BACKWARD, _COLLECTIVE_WAIT)
 
 
 class _Hook:
@@ -42,7 +44,7 @@ class _Hook:
         self._call = call
 
     def __call__(self, *arguments: Any) -> None:
-        if not torch.compiler.is_compiling():
+        if not is_compiling():
             self._call(*arguments)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -67,7 +69,7 @@ class _ModelHooks:
     def before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
         try:
             timeline = self._timeline
-            if timeline.phase in (_BACKWARD, _COLLECTIVE_WAIT):
+            if timeline.phase in _IN_BACKWARD:
                 if torch._C._current_graph_task_id() != -1:
                     return  # activations computed anew, within backward
                 timeline.unwind()

@@ -93,7 +93,9 @@ class Recorder:
 
     def _commit(self, spent: list[int], ended_ns: int) -> None:
         writer = self.writer
-        self._hold(spent, ended_ns, writer.take(), self._flags() if self._profiled else 0)
+        self._held.append((spent, ended_ns, writer.take(), self._flags() if self._profiled else 0))
+        if ended_ns - self._published_ns >= _HOLD_NS:
+            self.publish()
         if writer.words[writer.profile_word]:
             self._profile()
 
@@ -102,11 +104,6 @@ class Recorder:
         self._device.commit(spent, ended_ns)
         if self.writer.words[self.writer.profile_word]:
             self._profile()
-
-    def _hold(self, spent: list[int], ended_ns: int, taken: Taken, flags: int) -> None:
-        self._held.append((spent, ended_ns, taken, flags))
-        if ended_ns - self._published_ns >= _HOLD_NS:
-            self.publish()
 
     def publish(self) -> None:
         """Commit the steps that are held back.
@@ -202,7 +199,9 @@ class Recorder:
         self.tell(clock="host")
 
     def _publish(self, spent: list[int], ended_ns: int, taken: Taken, by_device: bool) -> None:
-        self._hold(spent, ended_ns, taken, (BY_DEVICE if by_device else 0) | self._flags())
+        self._held.append((spent, ended_ns, taken, (BY_DEVICE if by_device else 0) | self._flags()))
+        if ended_ns - self._published_ns >= _HOLD_NS:
+            self.publish()
 
     def fault(self, reason: str, error: object) -> None:
         """Survive a fault: count it, and say it once. ``reason`` is one of segment.layout.ERROR_REASONS."""
