@@ -5,10 +5,11 @@ Prints µs per step for the explicit and for the automatic way, with the standar
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rank_exporter
 
-ROUNDS = 200
-BATCHES = 50
+ROUNDS = 400
+BLOCK = 25
+EPOCH = 500
 WIDTH = 192
 
 
@@ -46,10 +48,14 @@ class Training:
     def __init__(self) -> None:
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.loader = DataLoader(TensorDataset(torch.randn(BATCHES * 64, WIDTH)), batch_size=64)
+        self.loader = DataLoader(TensorDataset(torch.randn(EPOCH * 64, WIDTH)), batch_size=64)
 
-    def epoch(self) -> None:
-        for (batch,) in self.loader:
+    def batches(self) -> Iterator[Any]:
+        while True:
+            yield from self.loader
+
+    def steps(self, batches: Iterator[Any], count: int) -> None:
+        for (batch,) in itertools.islice(batches, count):
             self.model(batch).pow(2).mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
@@ -59,48 +65,56 @@ def microseconds(run: Callable[[], None]) -> float:
     """Of this thread, per step: what else runs on the machine counts only through its caches."""
     began = time.thread_time_ns()
     run()
-    return (time.thread_time_ns() - began) / BATCHES / 1000
+    return (time.thread_time_ns() - began) / BLOCK / 1000
 
 
-def tell(name: str, base: float, extra: Sequence[float]) -> None:
-    """``extra``: µs a step, by round."""
-    low, typical, high = statistics.quantiles(extra, n=4)
+def tell(name: str, without: Sequence[float], with_: Sequence[float]) -> None:
+    """µs a step, by round."""
+    extra = [more - base for more, base in zip(with_, without, strict=True)]
     error = 1.25 * statistics.stdev(extra) / len(extra) ** 0.5
+    quiet = statistics.quantiles(with_, n=10)[0] - statistics.quantiles(without, n=10)[0]
     print(
-        f"{name:<36} {base:7.1f} µs/step without, {typical:+6.1f} ± {error:.1f} with "
-        f"(median of {len(extra)} rounds; half of them {low:+.1f} to {high:+.1f})"
+        f"{name:<36} {statistics.median(without):7.1f} µs/step without, {statistics.median(extra):+6.1f} ± {error:.1f} "
+        f"with (median of {len(extra)} rounds); {quiet:+.1f} where the machine was quietest (10th percentiles)"
     )
 
 
 def explicit(directory: Path) -> None:
     exporter = rank_exporter.start(run="bench", directory=directory, serve="off")
-    spans(range(BATCHES), exporter)
+    spans(range(BLOCK), exporter)
     pairs = [
-        (microseconds(lambda: bare(range(BATCHES))), microseconds(lambda: spans(range(BATCHES), exporter)))
+        (microseconds(lambda: bare(range(BLOCK))), microseconds(lambda: spans(range(BLOCK), exporter)))
         for _ in range(ROUNDS)
     ]
     exporter.stop()
-    tell("explicit, an empty loop", statistics.median(pair[0] for pair in pairs), [b - a for a, b in pairs])
+    tell("explicit, an empty loop", *zip(*pairs, strict=True))
 
 
 def automatic(directory: Path) -> None:
-    """Of the same model, loader and optimizer: where theirs lie in memory makes two of a kind differ by more than the
-    exporter costs. What the loop differs by without it, from one time to the next, is told too."""
+    """Of the same model and optimizer, a few steps with and a few without in turn: where theirs lie in memory makes two
+    of a kind differ by more than the exporter costs. What the loop differs by without it is told too."""
     training = Training()
-    watched = {"model": training.model, "optimizer": training.optimizer, "dataloader": training.loader}
+    watched = {"model": training.model, "optimizer": training.optimizer}
+    plain = torch.autograd.backward
+    bare, again = training.batches(), training.batches()
+    training.steps(bare, 1)
+    training.steps(again, 1)
     exporter = rank_exporter.start(run="bench", directory=directory, serve="off")
-    found = []
+    exporter.watch(dataloader=training.loader, **watched)
+    fetched, hooked = training.batches(), torch.autograd.backward
+    found: dict[str, list[float]] = {"with": [], "without": [], "again": []}
     for _ in range(ROUNDS):
         exporter.watch(**watched)
-        training.epoch()
-        with_ = microseconds(training.epoch)
-        exporter._unwatch(list(watched.values()))
-        training.epoch()
-        found.append((with_, microseconds(training.epoch), microseconds(training.epoch)))
+        torch.autograd.backward = hooked
+        for name, batches in zip(found, (fetched, bare, again), strict=True):
+            training.steps(batches, 5)
+            found[name].append(microseconds(lambda batches=batches: training.steps(batches, BLOCK)))
+            if name == "with":
+                exporter._unwatch(list(watched.values()))
+                torch.autograd.backward = plain
     exporter.stop()
-    base = statistics.median(without for _, without, _ in found)
-    tell("automatic, a small training loop", base, [with_ - without for with_, without, _ in found])
-    tell("the same loop without it, twice", base, [again - without for _, without, again in found])
+    tell("automatic, a small training loop", found["without"], found["with"])
+    tell("the same loop without it, twice", found["without"], found["again"])
 
 
 def main() -> None:
