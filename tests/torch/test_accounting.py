@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -221,6 +222,52 @@ def test_a_sampler_keeps_its_state_and_may_use_its_list_again(start: Start) -> N
     assert sampler.begun == 2
     assert type(sampler) is Uneven
     assert account.ended() == (1, COUNT, 0, COUNT, ALL)
+
+
+class Anything(Dataset[float]):
+    """A sample for whatever is drawn."""
+
+    def __getitem__(self, index: Any) -> float:
+        return 1.0
+
+
+class Unwilling:
+    """An index that is no number."""
+
+    def __index__(self) -> int:
+        raise RuntimeError("not now")
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        [*range(10)],
+        [np.int32(number) for number in range(10)],
+        [2**63 + number for number in range(10)],
+        [-1, 2**64 - 2, 7],
+        [("file", number) for number in range(10)],
+        ["a", "bc", 3],
+    ],
+    ids=["plain", "numpy's", "large", "of either sign", "pairs", "mixed"],
+)
+def test_whatever_a_sampler_draws_has_its_digest(start: Start, drawn: list[Any]) -> None:
+    """Integers of any size and kind, tuples, texts, several of them in one epoch."""
+    account = start()
+    loader = DataLoader(Anything(), batch_size=4, sampler=drawn)
+    account.exporter.watch(dataloader=loader)
+    train(loader)
+    assert account.ended() == (0, len(drawn), 0, len(drawn), digest.of(drawn))
+    assert not account.errors()
+
+
+def test_an_index_that_is_no_number_costs_the_digest_alone(start: Start) -> None:
+    """The loader gets it all the same."""
+    account = start()
+    loader = DataLoader(Anything(), batch_size=4, sampler=[Unwilling() for _ in range(10)])
+    account.exporter.watch(dataloader=loader)
+    assert len(train(loader)) == 3
+    assert account.ended() == (0, 10, 0, 0, 0)
+    assert account.errors() == {"samples": 1}
 
 
 @pytest.mark.parametrize("workers", [0, 2])
