@@ -174,11 +174,10 @@ def _named(
     name: str,
     *,
     typical: str = "",
-    points: int | None = None,
 ) -> Panel:
     """Lines of the ones that are largest over the time range, the very largest in a colour of its own. ``typical``:
     what says how large they are over the range, where that is less dear than the mean of ``expr``."""
-    typical = typical or f"avg_over_time(({expr})[$__range:5m] @ end())"
+    typical = typical or f"avg_over_time(({expr})[$__range:10m] @ end())"
     first, many = f"topk(1, {typical})", f"topk({_SHOWN}, {typical})"
     return trend(
         title,
@@ -192,7 +191,7 @@ def _named(
         overrides=[colour("A", SUBJECT)],
         legend=["mean", "max"],
         recorded=True,
-        points=points,
+        points=_FEW,
     )
 
 
@@ -220,7 +219,6 @@ def _shard_input() -> Panel:
         by,
         "{{shard}}",
         typical=_mean(by, _SHARDS, "$__range", " @ end()"),
-        points=_FEW,
     )
 
 

@@ -267,6 +267,7 @@ def _skew_over_time() -> Panel:
             dashed("D"),
         ],
         recorded=True,
+        points=120,
     )
 
 
