@@ -13,14 +13,18 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
+# Without compiled files each of hundreds of processes would compile torch anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: venv servers engines demo test lint bench backtest dashboards dashboards-preview clean
 .DEFAULT_GOAL := test
 
 venv: $(INSTALLED)
 
+# Of the thousands of files that pip would compile, one after the other, few are ever imported.
 $(INSTALLED): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --editable '.[test]'
+	$(BIN)/pip install --quiet --no-compile --editable '.[test]'
 	touch $@
 
 # Prometheus and Alertmanager, from Debian's packages only if they are missing and we may.

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.alone
 
 HERE = Path(__file__).parent
 RANKS = 4
-STEPS = 20
+STEPS = 16
 WARM_UP = 4
 PLACES = ("input_ready", "forward", "backward", "optimizer", "other")
 SLOW_RANK = 1
