@@ -5,9 +5,9 @@ PYTHON ?= python3
 TESTS ?= tests
 ARGS ?=
 
-# Most tests wait for processes and servers: three at a time keep two cores busy. Status 5 is pytest's for a TESTS that
+# Most tests wait for processes and servers: four at a time keep two cores busy. Status 5 is pytest's for a TESTS that
 # has none of the kind.
-WORKERS ?= 3
+WORKERS ?= 4
 
 VENV := .venv
 BIN := $(VENV)/bin

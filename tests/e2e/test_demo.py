@@ -159,7 +159,6 @@ def test_nothing_is_left_behind(play: Callable[[str], Played], scenario: str) ->
         ("Starting Prometheus", signal.SIGINT),
         ("Starting 2 training ranks", signal.SIGTERM),
         ("Training: rank 0 is slow", signal.SIGINT),
-        ("Training: rank 0 is slow", signal.SIGTERM),
     ],
 )
 def test_a_signal_ends_it_at_any_moment_and_nothing_is_left(

@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 import rank_exporter
 from rank_exporter.segment.reader import SegmentReader
 
-DELAY = 0.03
+DELAY = 0.05
 SLOW_RANK = 1
 WIDTH = 128
 

@@ -16,7 +16,7 @@ from rank_exporter.phases import IN_STEP, Phase
 from rank_exporter.segment.records import RankSteps
 
 HERE = Path(__file__).parent
-DELAY_NS = 30e6
+DELAY_NS = 50e6
 STEPS = 32
 
 Load = Callable[[str, int], Any]

@@ -116,7 +116,8 @@ def recording(tmp_path: Path) -> Iterator[Recording]:
 )
 def test_workers_tell_what_their_batches_took(recording: Recording, options: dict[str, Any]) -> None:
     """Each batch of each epoch is counted with the time its worker took, and arrives as it would have."""
-    plain = [batch for _ in range(2) for batch in DataLoader(Rows(), batch_size=4, **options)]
+    without_workers = DataLoader(Rows(), batch_size=4, collate_fn=options.get("collate_fn"))
+    plain = [batch for _ in range(2) for batch in without_workers]
     loader = DataLoader(Rows(), batch_size=4, **options)
     recording.exporter.watch(dataloader=loader)
     watched = [batch for _ in range(2) for batch in loader]

@@ -19,9 +19,9 @@ INPUT_DELAY_SECONDS = 0.2
 EXTRA_MATMULS = 24
 """Of WIDTH x WIDTH; a step's forward and backward are 12 of them."""
 
-BALANCED_SECONDS = 50.0
+BALANCED_SECONDS = 45.0
 """A straggler is paged in some 30 s."""
-SETTLING_SECONDS = 8.0
+SETTLING_SECONDS = 6.0
 """Watched on after a page, for pages that should not follow: several evaluations of the rules."""
 
 
