@@ -182,20 +182,17 @@ class Backward:
         try:
             if self._entered:
                 self._entered = False
-                self._returned()
+                timeline = self._timeline
+                phase = timeline.phase
+                if phase in _WITHIN:
+                    timeline.leave(phase)
+                if not self._queued:
+                    # Neither parameter took part: where the wait began is not known.
+                    self._ask_nodes(for_good=True)
             elif self._wanted and not self._by_call and self._seen >= _SEEN:
                 self._rely_on_calls()
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
-
-    def _returned(self) -> None:
-        timeline = self._timeline
-        phase = timeline.phase
-        if phase in _WITHIN:
-            timeline.leave(phase)
-        if not self._queued:
-            # Neither parameter took part: where the wait began is not known.
-            self._ask_nodes(for_good=True)
 
     def _gradient(self, _parameter: torch.Tensor) -> None:
         # A callback that is queued from within an inner backward would run at the end of that one.

@@ -14,6 +14,7 @@ from functools import cache
 from threading import get_ident
 from typing import Any, Final
 
+import torch
 from torch import is_grad_enabled
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _DatasetKind
@@ -33,6 +34,8 @@ _INPUT_READY: Final = int(Phase.INPUT_READY)
 _FIRST_BATCH: Final = int(Phase.FIRST_BATCH)
 _EVAL: Final = int(Phase.EVAL)
 _MAP: Final = _DatasetKind.Map
+_NAMELESS: Final = (list, tuple, torch.Tensor)
+"""The usual kinds of batches, none of which names a shard."""
 _TIMED: Final = "_rank_exporter_timed"
 _INTAKE: Final = "_rank_exporter_intake"
 SKIP: Final = "_rank_exporter_skip"
@@ -135,8 +138,10 @@ class Fetches:
             batch, ns, index = batch.batch, batch.ns, index if batch.index is None else batch.index
         try:
             self._intake.take(batch, index)
-            if not recorder.shard_is_given and (shard := shard_of_batch(batch)) is not None:
-                recorder.writer.set_shard(shard)
+            if not recorder.shard_is_given and type(batch) not in _NAMELESS:
+                shard = shard_of_batch(batch)
+                if shard is not None:
+                    recorder.writer.set_shard(shard)
             if ns:
                 recorder.writer.observe_production(ns)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from functools import cache
 from types import GeneratorType
 from typing import Any, Final
@@ -29,20 +29,19 @@ def _drawing(inner: Iterator[Any], drawn: Drawn) -> Iterator[Any]:
     append = drawn.append
 
     def remember(index: Any) -> Any:
-        append(_kept(index) if type(index) is list else index)
+        if type(index) is not list:
+            append(index)
+            return index
+        # A copy, as nobody says that the sampler will not use its list again: of the numbers, since the sampler has
+        # just made them, while to collect them later from all over memory takes far longer.
+        try:
+            append(array("q", index))
+        except Exception:  # noqa: BLE001 - the sampler's own, which may do anything as they are asked for a number
+            append(index.copy())
         return index
 
     # Half as dear as a class of ours, which only an iterator with attributes of its own needs.
     return map(remember, inner) if isinstance(inner, GeneratorType) else _Drawing(inner, remember)
-
-
-def _kept(indices: list[Any]) -> Sequence[Any]:
-    """A copy, as nobody says that the sampler will not use its list again: of the numbers, since the sampler has just
-    made them, while to collect them later from all over memory takes far longer."""
-    try:
-        return array("q", indices)
-    except Exception:  # noqa: BLE001 - the sampler's own, which may do anything as they are asked for a number
-        return indices.copy()
 
 
 class _Drawing:

@@ -14,6 +14,7 @@ from typing import Any, Final
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
@@ -36,44 +37,34 @@ _IN_BACKWARD: Final = (_BACKWARD, _COLLECTIVE_WAIT)
 
 
 class _Hook:
-    """What a module holds of ours: nothing while it is compiled, and nothing in its copies, here or in a file."""
+    """What a module holds of ours: nothing while it is compiled, and nothing in its copies, here or in a file. It
+    returns nothing, so it changes no value."""
 
-    __slots__ = ("_call",)
+    __slots__ = ("_hooks", "_recorder", "_timeline")
 
-    def __init__(self, call: Callable[..., None]) -> None:
-        self._call = call
-
-    def __call__(self, *arguments: Any) -> None:
-        if not is_compiling():
-            self._call(*arguments)
+    def __init__(self, hooks: _ModelHooks) -> None:
+        self._hooks = hooks
+        self._recorder = hooks.recorder
+        self._timeline = hooks.recorder.timeline
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A function of the standard library that takes anything and does nothing.
         return getattr, (nullcontext(), "__exit__")
 
 
-class _ModelHooks:
-    """Hooks of one model. None of them returns anything, so none changes a value."""
+class _BeforeForward(_Hook):
+    __slots__ = ()
 
-    def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
-        self._recorder = recorder
-        self._timeline = recorder.timeline
-        inside: Any = getattr(model, "_orig_mod", model)  # of what torch.compile returned
-        distributed = isinstance(inside, DistributedDataParallel)
-        self.backward = Backward(model, recorder, by_call=distributed or not waits_in(inside))
-        if distributed:
-            self.backward.within(inside)
-        self._undo: list[Callable[[], None]] = []
-        self._followed = True
-
-    def before_forward(self, module: torch.nn.Module, _inputs: Any) -> None:
+    def __call__(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if is_compiling():
+            return
         try:
             timeline = self._timeline
             if timeline.phase in _IN_BACKWARD:
                 if torch._C._current_graph_task_id() != -1:
                     return  # activations computed anew, within backward
                 timeline.unwind()
-            if not torch.is_grad_enabled() and not module.training:
+            if not is_grad_enabled() and not module.training:
                 timeline.enter(_EVAL)
                 return
             if self._recorder.moves_on_at_forward:
@@ -83,46 +74,68 @@ class _ModelHooks:
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
 
-    def after_forward(self, module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+
+class _AfterForward(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        if is_compiling():
+            return
         try:
             timeline = self._timeline
-            if not torch.is_grad_enabled():
+            if not is_grad_enabled():
                 timeline.leave(_FORWARD if module.training else _EVAL)
                 return
             if timeline.phase != _BACKWARD:
                 timeline.leave(_FORWARD)
                 if timeline.phase == _FORWARD:
                     return  # a part of a watched model: backward is the whole one's
-                backward = self.backward
+                backward = self._hooks.backward
                 if backward.distributed is None:
                     around = DistributedDataParallel._active_ddp_module
                     if around is not None:
-                        self._within(around)
+                        self._hooks.within(around)
                 backward.expect(output)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("hook", error)
 
-    def _within(self, distributed: DistributedDataParallel) -> None:
+
+class _ModelHooks:
+    """Hooks of one model."""
+
+    def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
+        self.recorder = recorder
+        inside: Any = getattr(model, "_orig_mod", model)  # of what torch.compile returned
+        distributed = isinstance(inside, DistributedDataParallel)
+        self.backward = Backward(model, recorder, by_call=distributed or not waits_in(inside))
+        if distributed:
+            self.backward.within(inside)
+        self._before = _BeforeForward(self)
+        self._after = _AfterForward(self)
+        self._undo: list[Callable[[], None]] = []
+        self._followed = True
+
+    def within(self, distributed: DistributedDataParallel) -> None:
         """The model was wrapped after it was watched, or it alone was given to watch."""
         self.backward.within(distributed)
-        self._recorder.tell(backend=_backend(distributed), waits_in=waits_in(distributed))
+        self.recorder.tell(backend=_backend(distributed), waits_in=waits_in(distributed))
         self.time_buckets(distributed)
 
     def time_buckets(self, distributed: DistributedDataParallel) -> None:
         """As far as it is set, and can be."""
-        if self._recorder.bucket_timing:
+        if self.recorder.bucket_timing:
             try:
-                self.also(time_buckets(distributed, self._recorder))
+                self.also(time_buckets(distributed, self.recorder))
             except Exception as error:  # noqa: BLE001 - see Recorder.fault
-                self._recorder.fault("hook", error)
+                self.recorder.fault("hook", error)
 
     def register(self, model: torch.nn.Module) -> None:
         """Hook the model, or what torch.compile returned for it."""
         if not self._followed:
             return
         self._undo += [
-            model.register_forward_pre_hook(_Hook(self.before_forward)).remove,
-            model.register_forward_hook(_Hook(self.after_forward), always_call=True).remove,
+            model.register_forward_pre_hook(self._before).remove,
+            model.register_forward_hook(self._after, always_call=True).remove,
         ]
         if model._compiled_call_impl is not None:
             self.compiled_in_place(model)
@@ -136,12 +149,12 @@ class _ModelHooks:
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             own: Any = watched()
-            self.before_forward(own, args)
+            self._before(own, args)
             output = None
             try:
                 output = compiled(*args, **kwargs)
             finally:
-                self.after_forward(own, args, output)
+                self._after(own, args, output)
             return output
 
         def undo() -> None:
