@@ -13,8 +13,7 @@ _KEYS: Final = ("__url__", "shard")
 
 def shard_of_batch(batch: Any) -> str | None:
     """The shard that a batch names under one of the usual keys; of several, the first. Never looks into a tensor."""
-    # The usual batches are no mapping, and asking an abstract class costs more than all else here.
-    if not isinstance(batch, (list, tuple)) and isinstance(batch, Mapping):
+    if isinstance(batch, Mapping):
         for key in _KEYS:
             named = batch.get(key)
             if isinstance(named, (list, tuple)) and named:
