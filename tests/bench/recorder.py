@@ -48,17 +48,21 @@ class Training:
     def __init__(self) -> None:
         self.model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.loader = DataLoader(TensorDataset(torch.randn(EPOCH * 64, WIDTH)), batch_size=64)
+        self.samples = TensorDataset(torch.randn(EPOCH * 64, WIDTH))
 
-    def batches(self) -> Iterator[Any]:
-        while True:
-            yield from self.loader
+    def loader(self) -> DataLoader[Any]:
+        return DataLoader(self.samples, batch_size=64)
 
     def steps(self, batches: Iterator[Any], count: int) -> None:
         for (batch,) in itertools.islice(batches, count):
             self.model(batch).pow(2).mean().backward()
             self.optimizer.step()
             self.optimizer.zero_grad()
+
+
+def epochs(loader: DataLoader[Any]) -> Iterator[Any]:
+    while True:
+        yield from loader
 
 
 def microseconds(run: Callable[[], None]) -> float:
@@ -92,21 +96,22 @@ def explicit(directory: Path) -> None:
 
 def automatic(directory: Path) -> None:
     """Of the same model and optimizer, a few steps with and a few without in turn: where theirs lie in memory makes two
-    of a kind differ by more than the exporter costs. What the loop differs by without it is told too."""
+    of a kind differ by more than the exporter costs. Each way has a loader of its own, of the same samples. What the
+    loop differs by without the exporter is told too."""
     training = Training()
     watched = {"model": training.model, "optimizer": training.optimizer}
     plain = torch.autograd.backward
-    bare, again = training.batches(), training.batches()
-    training.steps(bare, 1)
-    training.steps(again, 1)
+    watched_loader = training.loader()
     exporter = rank_exporter.start(run="bench", directory=directory, serve="off")
-    exporter.watch(dataloader=training.loader, **watched)
-    fetched, hooked = training.batches(), torch.autograd.backward
-    found: dict[str, list[float]] = {"with": [], "without": [], "again": []}
+    exporter.watch(dataloader=watched_loader, **watched)
+    hooked = torch.autograd.backward
+    ways = {"with": watched_loader, "without": training.loader(), "again": training.loader()}
+    fetched = {name: epochs(loader) for name, loader in ways.items()}
+    found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(ROUNDS):
         exporter.watch(**watched)
         torch.autograd.backward = hooked
-        for name, batches in zip(found, (fetched, bare, again), strict=True):
+        for name, batches in fetched.items():
             training.steps(batches, 5)
             found[name].append(microseconds(lambda batches=batches: training.steps(batches, BLOCK)))
             if name == "with":
