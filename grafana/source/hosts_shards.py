@@ -165,15 +165,7 @@ def _follows() -> Panel:
 
 
 def _named(
-    title: str,
-    description: str,
-    unit: str,
-    empty: str,
-    expr: str,
-    by: str,
-    name: str,
-    *,
-    typical: str = "",
+    title: str, description: str, unit: str, empty: str, expr: str, by: str, name: str, *, typical: str = ""
 ) -> Panel:
     """Lines of the ones that are largest over the time range, the very largest in a colour of its own. ``typical``:
     what says how large they are over the range, where that is less dear than the mean of ``expr``."""

@@ -31,7 +31,7 @@ __all__ = ["Backward"]
 # Plain integers: looking a member of an enumeration up costs as much as reading the clock.
 _BACKWARD: Final = int(Phase.BACKWARD)
 _COLLECTIVE_WAIT: Final = int(Phase.COLLECTIVE_WAIT)
-_WITHIN: Final = (_BACKWARD, _COLLECTIVE_WAIT)
+_IN_BACKWARD: Final = (_BACKWARD, _COLLECTIVE_WAIT)
 _OUTPUTS: Final = 4
 """How many output tensors are asked when backward begins: one of them takes part in the loss."""
 _SEEN: Final = 2
@@ -184,7 +184,7 @@ class Backward:
                 self._entered = False
                 timeline = self._timeline
                 phase = timeline.phase
-                if phase in _WITHIN:
+                if phase in _IN_BACKWARD:
                     timeline.leave(phase)
                 if not self._queued:
                     # Neither parameter took part: where the wait began is not known.
