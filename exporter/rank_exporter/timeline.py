@@ -108,14 +108,11 @@ class Timeline:
         self._since = now
         self._live[self._live_index] = (now & -256) | current
         if phase == _OPTIMIZER:
-            self._mark(now)
-
-    def _mark(self, now: int) -> None:
-        """If the loop moves on, the step ended here."""
-        spent, before = self._spent, self._marked
-        self._spent = _NOTHING.copy()
-        self._marked = spent if before is None else [sum(both) for both in zip(before, spent, strict=True)]
-        self._marked_at = now
+            # If the loop moves on, the step ended here.
+            spent, before = self._spent, self._marked
+            self._spent = _NOTHING.copy()
+            self._marked = spent if before is None else [sum(both) for both in zip(before, spent, strict=True)]
+            self._marked_at = now
 
     def become(self, phase: int) -> None:
         """The phase in progress turns out to be another one, from its last resumption on."""
@@ -143,15 +140,23 @@ class Timeline:
         """
         if _STEP < self.phase < _BEFORE:
             return
-        marked = self._marked
-        if marked is not None:
-            self._end(marked, self._marked_at)
-        elif self.phase == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
-            self._begin()
-        elif force:
+        spent, ended = self._marked, self._marked_at
+        before = self.phase == _BEFORE or (self._stack and self._stack[0] == _BEFORE)
+        if spent is None:
+            if before:
+                self._begin()
+                return
+            if not force:
+                return
             self._settle()
             spent, self._spent = self._spent, _NOTHING.copy()
-            self._end(spent, self._since)
+            ended = self._since
+        self._marked = None
+        spent.pop()
+        spent[_STEP] = sum(spent[:_STEP])
+        self._commit(spent, ended)
+        if before:
+            self._begin()
 
     def _begin(self) -> None:
         now = self._clock()
@@ -162,11 +167,3 @@ class Timeline:
             self._live[self._live_index] = (now & -256) | _OTHER
         self._spent = _NOTHING.copy()
         self._since = now
-
-    def _end(self, spent: list[int], ended: int) -> None:
-        self._marked = None
-        spent.pop()
-        spent[_STEP] = sum(spent[:_STEP])
-        self._commit(spent, ended)
-        if self.phase == _BEFORE or (self._stack and self._stack[0] == _BEFORE):
-            self._begin()

@@ -96,22 +96,6 @@ class Accounts:
         """A trainer counts samples and tokens, step by step, from the beginning."""
         self._automatic[:2] = False, False
 
-    def count(self, samples: int, tokens: int, padded: int) -> None:
-        """A batch is handed to training."""
-        automatic, counted = self._automatic, self._counted
-        if automatic[0]:
-            counted[0] += samples
-        else:
-            samples = 0
-        # Most batches have neither.
-        if tokens:
-            tokens = tokens if automatic[1] else 0
-            counted[1] += tokens
-        if padded:
-            padded = padded if automatic[2] else 0
-            counted[2] += padded
-        self._writer.count(samples, tokens, padded)
-
     def begin(self, intake: Intake, *, instead: bool = False) -> bool:
         """An iterator hands out its first batch, or none at all. False: another one is accounted for, and ``instead``
         of it none is wanted."""
@@ -134,11 +118,30 @@ class Accounts:
         """Batches accounted for in the epoch in progress."""
         return self._batches
 
-    def add(self, ids: Sequence[Any] | None, samples: int, padded: int) -> None:
-        """A batch of the epoch in progress; the last ``padded`` of its samples are padding."""
+    def take(
+        self, ids: Sequence[Any] | None, samples: int, tokens: int, padded: int, *, counts: bool, adds: bool
+    ) -> None:
+        """A batch is handed to training; the last ``padded`` of its samples are padding. ``counts``: to the step in
+        progress; ``adds``: to the epoch in progress."""
+        if counts:
+            automatic, counted, taken = self._automatic, self._counted, self._writer.taken
+            if automatic[0]:
+                counted[0] += samples
+                taken[1] += samples
+            # Most batches have neither.
+            if tokens and automatic[1]:
+                counted[1] += tokens
+                taken[2] += tokens
+            if padded and automatic[2]:
+                counted[2] += padded
+                taken[3] += padded
+        if not adds:
+            return
         self._batches += 1
         self._samples += samples
         self._padded += padded
+        if not self.identifies:
+            ids = None
         if ids is not None:
             real = samples - padded
             self._parts.append(ids if not padded else ids[:real])

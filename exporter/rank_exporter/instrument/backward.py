@@ -72,7 +72,6 @@ class Backward:
     __slots__ = (
         "_by_call",
         "_depth",
-        "_entered",
         "_handles",
         "_model",
         "_queue",
@@ -95,7 +94,6 @@ class Backward:
         self._wanted = by_call
         self._by_call = False
         self._depth = self._seen = self._unanswered = 0
-        self._entered = False
         self._queued = True
         self._handles: list[Any] = []
         _follow_calls()
@@ -127,18 +125,20 @@ class Backward:
         if _latest is self:
             _latest = None
 
-    def _begins(self) -> None:
-        fed = self._recorder.fed
+    def _learn(self) -> None:
+        """This model trains, on what the loop was last fed by."""
+        recorder = self._recorder
+        recorder.trained = self._model
+        fed = recorder.fed
         if fed is not None and not fed.trains:
             fed.learn()
-        self._recorder.trained = self._model
-        self._timeline.enter(_BACKWARD)
 
     def _node_begins(self, _gradients: Any) -> None:
         try:
             if self._timeline.phase != _BACKWARD:
                 self._queue(self._last_gradient_ready)
-                self._begins()
+                self._learn()
+                self._timeline.enter(_BACKWARD)
                 if self._depth == 1:
                     self._seen += 1
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
@@ -161,38 +161,40 @@ class Backward:
 
     # By calls of torch.autograd.backward.
 
-    def call_begins(self) -> None:
-        """It is called, on the recorder's thread."""
+    def call(self, run: Callable[..., None], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Run ``torch.autograd.backward``, which is called on the recorder's thread."""
+        timeline = self._timeline
         self._depth += 1
-        if self._depth > 1 or not self._by_call or self._timeline.phase == _BACKWARD:
-            return
+        entered = False
+        if self._by_call and self._depth == 1 and timeline.phase != _BACKWARD:
+            try:
+                self._unanswered = 0
+                self._queued = self.distributed is None
+                recorder = self._recorder
+                fed = recorder.fed
+                if recorder.trained is not self._model or (fed is not None and not fed.trains):
+                    self._learn()
+                timeline.enter(_BACKWARD)
+                entered = True
+            except Exception as error:  # noqa: BLE001 - see Recorder.fault
+                self._recorder.fault("hook", error)
         try:
-            self._unanswered = 0
-            self._queued = self.distributed is None
-            self._begins()
-            self._entered = True
-        except Exception as error:  # noqa: BLE001 - see Recorder.fault
-            self._recorder.fault("hook", error)
-
-    def call_ends(self) -> None:
-        """It returns, or raises."""
-        self._depth -= 1
-        if self._depth:
-            return
-        try:
-            if self._entered:
-                self._entered = False
-                timeline = self._timeline
-                phase = timeline.phase
-                if phase in _IN_BACKWARD:
-                    timeline.leave(phase)
-                if not self._queued:
-                    # Neither parameter took part: where the wait began is not known.
-                    self._ask_nodes(for_good=True)
-            elif self._wanted and not self._by_call and self._seen >= _SEEN:
-                self._rely_on_calls()
-        except Exception as error:  # noqa: BLE001 - see Recorder.fault
-            self._recorder.fault("hook", error)
+            run(*args, **kwargs)
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                try:
+                    if entered:
+                        phase = timeline.phase
+                        if phase in _IN_BACKWARD:
+                            timeline.leave(phase)
+                        if not self._queued:
+                            # Neither parameter took part: where the wait began is not known.
+                            self._ask_nodes(for_good=True)
+                    elif self._wanted and not self._by_call and self._seen >= _SEEN:
+                        self._rely_on_calls()
+                except Exception as error:  # noqa: BLE001 - see Recorder.fault
+                    self._recorder.fault("hook", error)
 
     def _gradient(self, _parameter: torch.Tensor) -> None:
         # A callback that is queued from within an inner backward would run at the end of that one.
@@ -235,12 +237,8 @@ def _follow_calls() -> None:
         latest = _latest
         if latest is None or latest._recorder.thread != get_ident():
             run(*args, **kwargs)
-            return
-        latest.call_begins()
-        try:
-            run(*args, **kwargs)
-        finally:
-            latest.call_ends()
+        else:
+            latest.call(run, args, kwargs)
 
     setattr(backward, _FOLLOWED, True)
     torch.autograd.backward = backward

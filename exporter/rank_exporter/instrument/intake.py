@@ -83,10 +83,9 @@ class Intake:
         padded = 0
         if self._padding is not None:
             padded = self._padding.of_next(samples if drawn is None else drawn)
-        accounts.count(samples, self._tokens(batch) if self._tokens is not None else 0, padded)
-        if self._main:
-            accounts.add(ids if accounts.identifies else None, samples, padded)
-        elif self._beside is not None:
+        tokens = 0 if self._tokens is None else self._tokens(batch)
+        accounts.take(ids, samples, tokens, padded, counts=True, adds=self._main)
+        if self._beside is not None and not self._main:
             self._wait((ids, samples, padded))
 
     def _wait(self, taken: _Taken) -> None:
@@ -105,7 +104,7 @@ class Intake:
         self._beside = None
         self._main = accounts.begin(self, instead=True)
         for ids, samples, padded in beside:
-            accounts.add(ids if accounts.identifies else None, samples, padded)
+            accounts.take(ids, samples, 0, padded, counts=False, adds=True)
 
     def give_way(self) -> None:
         """Another loader is accounted for from now on."""

@@ -26,7 +26,7 @@ from .layout import OTHER_SHARD, PROFILED, SHARD_NONE, SHARD_SLOTS, Word
 
 __all__ = ["SHARD_IDLE_NS", "SegmentWriter", "Taken"]
 
-Taken = tuple[int, int, int, int]
+Taken = list[int]
 """Shard slot, samples, tokens and padded samples of a step."""
 
 SHARD_IDLE_NS: Final = 600 * 10**9
@@ -69,7 +69,8 @@ class SegmentWriter:
     """Writes one rank's segment.
 
     ``words`` is the segment as 64-bit words; the timeline stores the phase in progress there by itself.
-    ``started_unix_ns`` tells its process from others of the same rank.
+    ``started_unix_ns`` tells its process from others of the same rank. ``taken``: what the step in progress is to be
+    published with so far; whoever counts what it consumes may add to it.
     """
 
     __slots__ = (
@@ -77,15 +78,12 @@ class SegmentWriter:
         "_clock",
         "_held",
         "_map",
-        "_padded",
         "_path",
         "_ring",
-        "_samples",
-        "_shard",
         "_shard_slots",
         "_shard_used",
-        "_tokens",
         "started_unix_ns",
+        "taken",
         "words",
     )
 
@@ -107,8 +105,7 @@ class SegmentWriter:
         self._held = held
         self._path = path
         self._clock = clock
-        self._samples = self._tokens = self._padded = 0
-        self._shard = SHARD_NONE
+        self.taken: Taken = [SHARD_NONE, 0, 0, 0]
         self._shard_slots: dict[bytes, int] = {}
         self._shard_used = [0] * (SHARD_SLOTS + 2)
         self._bases = [
@@ -120,7 +117,7 @@ class SegmentWriter:
         self._map = memory
         self.words = memoryview(memory).cast("Q")
         self._ring = memoryview(memory)[layout.RING_OFFSET :]
-        self._store(Word.CURRENT_SHARD, self._shard)
+        self._store(Word.CURRENT_SHARD, self.taken[0])
 
     @classmethod
     def create(
@@ -191,9 +188,9 @@ class SegmentWriter:
         return self._path
 
     def take(self) -> Taken:
-        """What the step in progress is to be published with: its shard's slot, samples, tokens, padded samples."""
-        taken = self._shard, self._samples, self._tokens, self._padded
-        self._samples = self._tokens = self._padded = 0
+        """What the step that has ended is to be published with; another one begins."""
+        taken = self.taken
+        self.taken = [taken[0], 0, 0, 0]
         return taken
 
     def commit(self, spent: Sequence[int], ended_ns: int, taken: Taken | None = None, flags: int = 0) -> None:
@@ -250,9 +247,10 @@ class SegmentWriter:
 
     def count(self, samples: int, tokens: int, padded: int) -> None:
         """Add to what the step in progress has consumed. Not negative."""
-        self._samples += samples
-        self._tokens += tokens
-        self._padded += padded
+        taken = self.taken
+        taken[1] += samples
+        taken[2] += tokens
+        taken[3] += padded
 
     def set_shard(self, shard: object) -> None:
         """The shard that input is read from, from now on. None or an empty name: none known."""
@@ -260,8 +258,8 @@ class SegmentWriter:
         slot = self._shard_slots.get(text)
         if slot is None:
             slot = self._place(text)
-        if slot != self._shard:
-            self._shard = slot
+        if slot != self.taken[0]:
+            self.taken[0] = slot
             self._store(Word.CURRENT_SHARD, slot)
 
     def _place(self, text: bytes) -> int:
@@ -309,7 +307,7 @@ class SegmentWriter:
     def observe_production(self, ns: int) -> None:
         """One batch that a loader worker took ``ns`` to produce, from the current shard."""
         words = self.words
-        base = _HISTOGRAMS + layout.production_slot(self._shard) * layout.HISTOGRAM_WORDS
+        base = _HISTOGRAMS + layout.production_slot(self.taken[0]) * layout.HISTOGRAM_WORDS
         words[_SEQUENCE] += 1
         words[base] += ns
         words[base + 1 + bucket_index(max(ns, 1))] += 1
