@@ -1,15 +1,15 @@
 """What the recorder adds to a training step: the same loop with and without it, interleaved in one run.
 
-Prints µs per step for the explicit and for the automatic way, with the standard error of the median.
+Prints µs per step for the explicit and for the automatic way, and for the latter where in a step they go.
 """
 
 from __future__ import annotations
 
-import itertools
+import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ ROUNDS = 400
 BLOCK = 25
 EPOCH = 500
 WIDTH = 192
+PARTS = ("fetch", "forward", "backward", "optimizer", "step")
 
 
 def bare(batches: Any, _exporter: Any = None) -> None:
@@ -53,11 +54,26 @@ class Training:
     def loader(self) -> DataLoader[Any]:
         return DataLoader(self.samples, batch_size=64)
 
-    def steps(self, batches: Iterator[Any], count: int) -> None:
-        for (batch,) in itertools.islice(batches, count):
-            self.model(batch).pow(2).mean().backward()
+    def steps(self, batches: Iterator[Any], count: int) -> list[float]:
+        """Its parts in µs, the mean of so many steps; see PARTS."""
+        clock = time.perf_counter_ns
+        parts = [0] * len(PARTS)
+        for _ in range(count):
+            began = clock()
+            (batch,) = next(batches)
+            fetched = clock()
+            output = self.model(batch)
+            run = clock()
+            loss = output.pow(2).mean()
+            computed = clock()
+            loss.backward()
+            derived = clock()
             self.optimizer.step()
+            stepped = clock()
             self.optimizer.zero_grad()
+            times = fetched - began, run - fetched, derived - computed, stepped - derived, clock() - began
+            parts = [total + ns for total, ns in zip(parts, times, strict=True)]
+        return [total / count / 1000 for total in parts]
 
 
 def epochs(loader: DataLoader[Any]) -> Iterator[Any]:
@@ -66,32 +82,23 @@ def epochs(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def microseconds(run: Callable[[], None]) -> float:
-    """Of this thread, per step: what else runs on the machine counts only through its caches."""
-    began = time.thread_time_ns()
+    began = time.perf_counter_ns()
     run()
-    return (time.thread_time_ns() - began) / BLOCK / 1000
+    return (time.perf_counter_ns() - began) / BLOCK / 1000
 
 
-def tell(name: str, without: Sequence[float], with_: Sequence[float]) -> None:
-    """µs a step, by round."""
-    extra = [more - base for more, base in zip(with_, without, strict=True)]
-    error = 1.25 * statistics.stdev(extra) / len(extra) ** 0.5
-    quiet = statistics.quantiles(with_, n=10)[0] - statistics.quantiles(without, n=10)[0]
-    print(
-        f"{name:<36} {statistics.median(without):7.1f} µs/step without, {statistics.median(extra):+6.1f} ± {error:.1f} "
-        f"with (median of {len(extra)} rounds); {quiet:+.1f} where the machine was quietest (10th percentiles)"
-    )
+def quicker_half(blocks: list[float]) -> float:
+    """Their mean: in the others something else ran on the machine, or beside it."""
+    return statistics.fmean(sorted(blocks)[: len(blocks) // 2])
 
 
 def explicit(directory: Path) -> None:
     exporter = rank_exporter.start(run="bench", directory=directory, serve="off")
     spans(range(BLOCK), exporter)
-    pairs = [
-        (microseconds(lambda: bare(range(BLOCK))), microseconds(lambda: spans(range(BLOCK), exporter)))
-        for _ in range(ROUNDS)
-    ]
+    ways = {"with": lambda: spans(range(BLOCK), exporter), "without": lambda: bare(range(BLOCK))}
+    found = {way: quicker_half([microseconds(run) for _ in range(ROUNDS)]) for way, run in ways.items()}
     exporter.stop()
-    tell("explicit, an empty loop", *zip(*pairs, strict=True))
+    print(f"explicit, an empty loop: {found['with'] - found['without']:+.1f} µs/step")
 
 
 def automatic(directory: Path) -> None:
@@ -105,21 +112,29 @@ def automatic(directory: Path) -> None:
     exporter = rank_exporter.start(run="bench", directory=directory, serve="off")
     exporter.watch(dataloader=watched_loader, **watched)
     hooked = torch.autograd.backward
-    ways = {"with": watched_loader, "without": training.loader(), "again": training.loader()}
-    fetched = {name: epochs(loader) for name, loader in ways.items()}
-    found: dict[str, list[float]] = {name: [] for name in ways}
+    fetched = {
+        "with": epochs(watched_loader),
+        "without": epochs(training.loader()),
+        "without it, once more": epochs(training.loader()),
+    }
+    found: dict[str, list[list[float]]] = {way: [] for way in fetched}
     for _ in range(ROUNDS):
-        exporter.watch(**watched)
-        torch.autograd.backward = hooked
-        for name, batches in fetched.items():
-            training.steps(batches, 5)
-            found[name].append(microseconds(lambda batches=batches: training.steps(batches, BLOCK)))
-            if name == "with":
+        for way in random.sample(list(fetched), len(fetched)):
+            if way == "with":
+                exporter.watch(**watched)
+                torch.autograd.backward = hooked
+            training.steps(fetched[way], 5)
+            found[way].append(training.steps(fetched[way], BLOCK))
+            if way == "with":
                 exporter._unwatch(list(watched.values()))
                 torch.autograd.backward = plain
     exporter.stop()
-    tell("automatic, a small training loop", found["without"], found["with"])
-    tell("the same loop without it, twice", found["without"], found["again"])
+    means = {way: [quicker_half(list(part)) for part in zip(*blocks, strict=True)] for way, blocks in found.items()}
+    base = means.pop("without")
+    print(f"automatic, a training loop of {base[-1]:.0f} µs/step:")
+    for way, parts in means.items():
+        more = [f"{name} {part - least:+.1f}" for name, part, least in zip(PARTS, parts, base, strict=True)]
+        print(f"  {way:<22} {more[-1]} µs, of which {', '.join(more[:-1])}")
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Accounts"]
 
-_GATHERED: Final = 2048
+_GATHERED: Final = 4096
 _TABLE_BITS: Final = 18
 _TABLE_SHIFT: Final = np.uint64(64 - _TABLE_BITS)
 _SALT: Final = 0x9E3779B97F4A7C15

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ..errors import SettingError
 from ..segment.layout import BY_DEVICE, PROFILED
 from ..segment.request import ProfileRequest, take
-from ..segment.writer import SegmentWriter, Taken
+from ..segment.writer import EndedStep, SegmentWriter, Taken
 from ..timeline import Timeline
 from .accounts import Accounts
 from .device import DeviceClock
@@ -24,7 +24,7 @@ __all__ = ["Recorder"]
 
 log: Final = logging.getLogger("rank_exporter")
 
-_HOLD_NS: Final = 20_000_000
+_HOLD_NS: Final = 50_000_000
 """A step that ends this long after the latest published one is published at once, with those held back before it."""
 
 
@@ -85,7 +85,7 @@ class Recorder:
         self._device: DeviceClock | None = None
         self._window: ProfileWindow | None = None
         self._profiled = range(0)
-        self._held: list[tuple[list[int], int, Taken, int]] = []
+        self._held: list[EndedStep] = []
         self._published_ns = 0
         self.accounts = Accounts(writer, self.fault)
         self.timeline = Timeline(self._commit, live=writer.words, live_index=writer.phase_word)
@@ -118,12 +118,10 @@ class Recorder:
         if not held:
             return
         self._published_ns = held[-1][1]
-        commit = self.writer.commit
-        for step in held:
-            try:
-                commit(*step)
-            except Exception as error:  # noqa: BLE001 - a step that cannot be recorded must not stop training
-                self.fault("step", error)
+        try:
+            self.writer.commit_all(held)
+        except Exception as error:  # noqa: BLE001 - a step that cannot be recorded must not stop training
+            self.fault("step", error)
         held.clear()
 
     def _flags(self) -> int:

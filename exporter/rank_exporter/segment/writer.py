@@ -24,10 +24,14 @@ from ..phases import Phase
 from . import layout
 from .layout import OTHER_SHARD, PROFILED, SHARD_NONE, SHARD_SLOTS, Word
 
-__all__ = ["SHARD_IDLE_NS", "SegmentWriter", "Taken"]
+__all__ = ["SHARD_IDLE_NS", "EndedStep", "SegmentWriter", "Taken"]
 
 Taken = list[int]
 """Shard slot, samples, tokens and padded samples of a step."""
+
+EndedStep = tuple[Sequence[int], int, Taken, int]
+"""Of a step that has ended: ns per phase in the order of Phase, 0 for a phase without an observation; its end by the
+writer's clock; what it took; the flags of its record, see layout.STEP_RECORD."""
 
 SHARD_IDLE_NS: Final = 600 * 10**9
 """A shard's slot is given to another only after this long without use: the shortest window of the rules, so that
@@ -45,6 +49,10 @@ _RECORDING: Final = _FIRST + int(Word.RECORDING_NS)
 _DROPPED: Final = _FIRST + int(Word.SHARDS_DROPPED)
 _HISTOGRAMS: Final = layout.HISTOGRAMS_OFFSET // 8
 _BUCKETS: Final = layout.BUCKETS_OFFSET // 8
+_HISTOGRAM_WORDS: Final = layout.HISTOGRAM_WORDS
+_RING_STEPS: Final = layout.RING_STEPS
+_RECORD_BYTES: Final = layout.STEP_RECORD.size
+_pack_record: Final = layout.STEP_RECORD.pack_into
 _SHORT_EDGES_NS: Final = tuple(edge_seconds(edge) * 1e9 for edge in SHORT_EDGES)
 
 
@@ -194,56 +202,61 @@ class SegmentWriter:
         return taken
 
     def commit(self, spent: Sequence[int], ended_ns: int, taken: Taken | None = None, flags: int = 0) -> None:
-        """Publish one step.
+        """Publish one step, see EndedStep. ``taken``: what ``take`` returned as it ended, now if it ends now."""
+        self.commit_all([(spent, ended_ns, taken or self.take(), flags)])
 
-        ``spent``: ns per phase in the order of Phase, 0 for a phase without an observation. ``ended_ns``: the step's
-        end by this writer's clock. ``taken``: what ``take`` returned as it ended, now if it ends now. ``flags``: of
-        the record, see layout.STEP_RECORD.
+    def commit_all(self, steps: Sequence[EndedStep]) -> None:
+        """Publish steps in the order in which they ended.
+
+        One that cannot be published is left out; what was wrong with the first such is raised after the others are.
         """
         began = self._clock()
         words = self.words
         words[_SEQUENCE] += 1
         try:
-            self._publish(spent, began, ended_ns, taken or self.take(), flags)
+            self._publish(steps, began)
         finally:
+            words[_RECORDING] += self._clock() - began
             words[_SEQUENCE] += 1
 
-    def _publish(self, spent: Sequence[int], began: int, ended_ns: int, taken: Taken, flags: int) -> None:
-        words = self.words
-        bases = self._bases
-        shard, samples, tokens, padded = taken
-        bases[0] = _HISTOGRAMS + shard * layout.HISTOGRAM_WORDS
-        for phase, ns in enumerate(spent if not flags & PROFILED else ()):
-            if ns > 0:
-                base = bases[phase]
-                words[base] += ns
-                # histogram.bucket_index, without the call.
-                index = ceil(log2(ns) * PER_OCTAVE - OFFSET)
-                words[base + 1 + (0 if index < 0 else index if index < LAST else LAST)] += 1
-        number = words[_STEPS]
-        unix_ns = time.time_ns() - (began - ended_ns)
-        layout.STEP_RECORD.pack_into(
-            self._ring,
-            number % layout.RING_STEPS * layout.STEP_RECORD.size,
-            number + 1,
-            unix_ns,
-            shard,
-            flags,
-            *spent,
-            samples,
-            tokens,
-            padded,
-            0,
-        )
-        words[_STEPS] = number + 1
-        words[_SAMPLES] += samples
-        words[_TOKENS] += tokens
-        words[_PADDED] += padded
+    def _publish(self, steps: Sequence[EndedStep], began: int) -> None:
+        words, bases, ring = self.words, self._bases, self._ring
+        wrong: Exception | None = None
+        to_unix = time.time_ns() - began
+        number, unix_ns = words[_STEPS], words[_LAST_STEP]
+        all_samples = all_tokens = all_padded = 0
+        for spent, ended_ns, (shard, samples, tokens, padded), flags in steps:
+            try:
+                bases[0] = _HISTOGRAMS + shard * _HISTOGRAM_WORDS
+                for phase, ns in enumerate(spent if not flags & PROFILED else ()):
+                    if ns > 0:
+                        base = bases[phase]
+                        words[base] += ns
+                        # histogram.bucket_index, without the call.
+                        index = ceil(log2(ns) * PER_OCTAVE - OFFSET)
+                        words[base + 1 + (0 if index < 0 else index if index < LAST else LAST)] += 1
+                at = number % _RING_STEPS * _RECORD_BYTES
+                ended_unix_ns = to_unix + ended_ns
+                record = (number + 1, ended_unix_ns, shard, flags, *spent, samples, tokens, padded, 0)
+                _pack_record(ring, at, *record)
+                number += 1
+                # At once: whoever reads the ring knows by it which records may be written over.
+                words[_STEPS] = number
+                unix_ns = ended_unix_ns
+                self._shard_used[shard] = began
+                if shard == OTHER_SHARD:
+                    words[_DROPPED] += 1
+                all_samples += samples
+                all_tokens += tokens
+                all_padded += padded
+            except Exception as error:  # noqa: BLE001 - raised below
+                wrong = wrong or error
         words[_LAST_STEP] = unix_ns
-        self._shard_used[shard] = began
-        if shard == OTHER_SHARD:
-            words[_DROPPED] += 1
-        words[_RECORDING] += self._clock() - began
+        words[_SAMPLES] += all_samples
+        words[_TOKENS] += all_tokens
+        words[_PADDED] += all_padded
+        if wrong is not None:
+            raise wrong
 
     def count(self, samples: int, tokens: int, padded: int) -> None:
         """Add to what the step in progress has consumed. Not negative."""
