@@ -113,7 +113,7 @@ class Exporter:
         sample_ids: str | int | Callable[[Any], Sequence[Any]] | None = None,
         bucket_timing: bool = False,
     ) -> None:
-        """Record the phases of an unchanged training loop through hooks. Needs torch.
+        """Record the phases of an unchanged training loop. Needs torch.
 
         model: torch.nn.Module; with DistributedDataParallel the wait for collectives is told from backward, with
         fully_shard from forward and backward; of FullyShardedDataParallel forward and backward include it.
@@ -163,7 +163,7 @@ class Exporter:
                 self._watched.append((weakref.ref(watched), undo))
 
     def _unwatch(self, several: list[Any]) -> None:
-        """Take the hooks of some of what is watched out again."""
+        """Watch some of what is watched no longer."""
         for entry in [entry for entry in self._watched if any(entry[0]() is one for one in several)]:
             self._watched.remove(entry)
             entry[1]()
