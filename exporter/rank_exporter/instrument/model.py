@@ -1,17 +1,15 @@
 """Times the forward of a model, plain or DistributedDataParallel, and has its backward timed.
 
-A model is timed where model.compile() puts what it makes: torch calls that in place of the model's own call, copies
-and files do without it, and torch.compile does not trace it. Hooks would be traced, and cost three times as much: a
-module with any is called in a way that serves all that hooks can do.
+torch.compile would trace hooks into its graph. Ours are empty while it traces, and what it returns, or makes of a
+model in place, is timed from outside instead.
 """
 
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections.abc import Callable
-from threading import get_ident
+from contextlib import nullcontext
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -36,12 +34,74 @@ _BACKWARD: Final = int(Phase.BACKWARD)
 _COLLECTIVE_WAIT: Final = int(Phase.COLLECTIVE_WAIT)
 _EVAL: Final = int(Phase.EVAL)
 _IN_BACKWARD: Final = (_BACKWARD, _COLLECTIVE_WAIT)
-_TIMES: Final = "_rank_exporter_times"
-"""Attribute of what times a model's calls: what model.compile() had made of it, if anything."""
 
 
-class _TimedModel:
-    """What is timed of one model."""
+class _Hook:
+    """What a module holds of ours: nothing while it is compiled, and nothing in its copies, here or in a file. It
+    returns nothing, so it changes no value."""
+
+    __slots__ = ("_hooks", "_recorder", "_timeline")
+
+    def __init__(self, hooks: _ModelHooks) -> None:
+        self._hooks = hooks
+        self._recorder = hooks.recorder
+        self._timeline = hooks.recorder.timeline
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function of the standard library that takes anything and does nothing.
+        return getattr, (nullcontext(), "__exit__")
+
+
+class _BeforeForward(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: torch.nn.Module, _inputs: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            timeline = self._timeline
+            if timeline.phase in _IN_BACKWARD:
+                if torch._C._current_graph_task_id() != -1:
+                    return  # activations computed anew, within backward
+                timeline.unwind()
+            if not is_grad_enabled() and not module.training:
+                timeline.enter(_EVAL)
+                return
+            if self._recorder.moves_on_at_forward:
+                self._recorder.advance()
+                self._recorder.has_input = True
+            timeline.enter(_FORWARD)
+        except Exception as error:  # noqa: BLE001 - see Recorder.fault
+            self._recorder.fault("hook", error)
+
+
+class _AfterForward(_Hook):
+    __slots__ = ()
+
+    def __call__(self, module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+        if is_compiling():
+            return
+        try:
+            timeline = self._timeline
+            if not is_grad_enabled():
+                timeline.leave(_FORWARD if module.training else _EVAL)
+                return
+            if timeline.phase != _BACKWARD:
+                timeline.leave(_FORWARD)
+                if timeline.phase == _FORWARD:
+                    return  # a part of a watched model: backward is the whole one's
+                backward = self._hooks.backward
+                if backward.distributed is None:
+                    around = DistributedDataParallel._active_ddp_module
+                    if around is not None:
+                        self._hooks.within(around)
+                backward.expect(output)
+        except Exception as error:  # noqa: BLE001 - see Recorder.fault
+            self._recorder.fault("hook", error)
+
+
+class _ModelHooks:
+    """Hooks of one model."""
 
     def __init__(self, model: torch.nn.Module, recorder: Recorder) -> None:
         self.recorder = recorder
@@ -50,10 +110,12 @@ class _TimedModel:
         self.backward = Backward(model, recorder, by_call=distributed or not waits_in(inside))
         if distributed:
             self.backward.within(inside)
+        self._before = _BeforeForward(self)
+        self._after = _AfterForward(self)
         self._undo: list[Callable[[], None]] = []
         self._followed = True
 
-    def _within(self, distributed: DistributedDataParallel) -> None:
+    def within(self, distributed: DistributedDataParallel) -> None:
         """The model was wrapped after it was watched, or it alone was given to watch."""
         self.backward.within(distributed)
         self.recorder.tell(backend=_backend(distributed), waits_in=waits_in(distributed))
@@ -68,44 +130,31 @@ class _TimedModel:
                 self.recorder.fault("hook", error)
 
     def register(self, model: torch.nn.Module) -> None:
-        """Time the calls of the model, of what torch.compile returned for it, or of what model.compile() made of it."""
+        """Hook the model, or what torch.compile returned for it."""
+        if not self._followed:
+            return
+        self._undo += [
+            model.register_forward_pre_hook(self._before).remove,
+            model.register_forward_hook(self._after, always_call=True).remove,
+        ]
+        if model._compiled_call_impl is not None:
+            self.compiled_in_place(model)
+
+    def compiled_in_place(self, model: torch.nn.Module) -> None:
+        """Time a model whose call was replaced by a compiled one, within which its hooks are traced."""
         if not self._followed:
             return
         compiled: Any = model._compiled_call_impl
         watched = weakref.ref(model)
-        recorder, timeline, backward = self.recorder, self.recorder.timeline, self.backward
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             own: Any = watched()
-            run = compiled or own._call_impl
-            if is_compiling() or get_ident() != recorder.thread:
-                return run(*args, **kwargs)
-            phase: int | None = None
-            try:
-                if timeline.phase not in _IN_BACKWARD or not self._is_within_backward():
-                    phase = _FORWARD
-                    if not is_grad_enabled() and not own.training:
-                        phase = _EVAL
-                    elif recorder.moves_on_at_forward:
-                        recorder.advance()
-                        recorder.has_input = True
-                    timeline.enter(phase)
-            except Exception as error:  # noqa: BLE001 - see Recorder.fault
-                recorder.fault("hook", error)
+            self._before(own, args)
             output = None
             try:
-                output = run(*args, **kwargs)
+                output = compiled(*args, **kwargs)
             finally:
-                try:
-                    if phase is not None:
-                        timeline.leave(phase)
-                        # A part of a watched model has no backward of its own: it is the whole one's.
-                        if phase == _FORWARD != timeline.phase and is_grad_enabled():
-                            if backward.distributed is None and DistributedDataParallel._active_ddp_module is not None:
-                                self._within(DistributedDataParallel._active_ddp_module)
-                            backward.expect(output)
-                except Exception as error:  # noqa: BLE001 - see Recorder.fault
-                    recorder.fault("hook", error)
+                self._after(own, args, output)
             return output
 
         def undo() -> None:
@@ -113,40 +162,27 @@ class _TimedModel:
             if own is not None and own._compiled_call_impl is timed:
                 own._compiled_call_impl = compiled
 
-        setattr(timed, _TIMES, compiled)
-        if (dynamo := sys.modules.get("torch._dynamo")) is not None:
-            # What torch.compile returned calls it as well, within what it compiles.
-            dynamo.eval_frame.skip_code(timed.__code__)
         model._compiled_call_impl = timed
         self._undo.append(undo)
 
-    def _is_within_backward(self) -> bool:
-        """Whether activations are computed anew; else backward was left by an exception."""
-        if torch._C._current_graph_task_id() != -1:
-            return True
-        self.recorder.timeline.unwind()
-        return False
-
     def also(self, undo: Callable[[], None]) -> None:
-        """What else is to be undone as it is timed no longer."""
+        """What else is to be undone as the hooks are removed."""
         self._undo.append(undo)
 
     def remove(self) -> None:
-        """Time and follow it no longer."""
+        """Take every hook out again, and follow the model no longer."""
         self._followed = False
         self.backward.remove()
         while self._undo:
             self._undo.pop()()
 
 
-_watched: WeakKeyDictionary[torch.nn.Module, _TimedModel] = WeakKeyDictionary()
+_watched: WeakKeyDictionary[torch.nn.Module, _ModelHooks] = WeakKeyDictionary()
 
 
-def _follow_calls() -> None:
-    """Have torch.compile(model) and model.compile() keep watched models timed, and replicas, which DataParallel makes
-    in a way of its own, call themselves. Once is enough."""
+def _follow_compile() -> None:
+    """Have torch.compile(model) and model.compile() keep watched models timed. Once is enough."""
     compile_function, compile_method = torch.compile, torch.nn.Module.compile
-    replicate: Callable[[torch.nn.Module], Any] = torch.nn.Module._replicate_for_data_parallel
     if hasattr(compile_method, "__wrapped__"):
         return
 
@@ -161,28 +197,19 @@ def _follow_calls() -> None:
     def compiled_method(self: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
         compile_method(self, *args, **kwargs)
         if self in _watched:
-            _watched[self].register(self)
-
-    @functools.wraps(replicate)
-    def replicated(self: torch.nn.Module) -> Any:
-        replica = replicate(self)
-        called = replica.__dict__.get("_compiled_call_impl")
-        if hasattr(called, _TIMES):
-            replica._compiled_call_impl = getattr(called, _TIMES)
-        return replica
+            _watched[self].compiled_in_place(self)
 
     torch.compile = compiled_function
     torch.nn.Module.compile = compiled_method  # type: ignore[method-assign]
-    torch.nn.Module._replicate_for_data_parallel = replicated  # type: ignore[method-assign]
 
 
 def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
     """Time the model's forward and backward from now on. Returns what undoes it. Raises SettingError."""
     if not isinstance(model, torch.nn.Module):
         raise SettingError(f"model is {type(model).__name__!r}: give a torch.nn.Module or DistributedDataParallel")
-    _follow_calls()
-    timed = _watched[model] = _TimedModel(model, recorder)
-    timed.register(model)
+    _follow_compile()
+    hooks = _watched[model] = _ModelHooks(model, recorder)
+    hooks.register(model)
     recorder.models.append(weakref.ref(model))
     device = _device(model)
     facts = {
@@ -191,19 +218,19 @@ def watch_model(model: Any, recorder: Recorder) -> Callable[[], None]:
         "waits_in": waits_in(model),
     }
     if is_sharded(model):
-        timed.also(watch_groups(recorder))
+        hooks.also(watch_groups(recorder))
     if isinstance(model, DistributedDataParallel) and torch.distributed.is_initialized():
         facts["backend"] = _backend(model)
     inside = getattr(model, "_orig_mod", model)
     if isinstance(inside, DistributedDataParallel):
-        timed.time_buckets(inside)
+        hooks.time_buckets(inside)
     if device is not None and device.type == "cuda":
         # By which the agent knows the GPU, whatever number the rank has for it.
         facts["device_uuid"] = str(getattr(torch.cuda.get_device_properties(device), "uuid", ""))
     recorder.tell(**facts)
     if device is not None and device.type == "cuda":
         recorder.use_device(CudaTimer(device))
-    return timed.remove
+    return hooks.remove
 
 
 def _backend(model: DistributedDataParallel) -> str:
@@ -212,8 +239,8 @@ def _backend(model: DistributedDataParallel) -> str:
 
 def follow_backward(loss: Any, model: torch.nn.Module, recorder: Recorder) -> None:
     """Time the backward that is about to begin at ``loss``, for a trainer that runs forward in a way of its own."""
-    timed = _watched.get(model) or _TimedModel(model, recorder)
-    timed.backward.expect(loss)
+    hooks = _watched.get(model) or _ModelHooks(model, recorder)
+    hooks.backward.expect(loss)
 
 
 def _device(model: torch.nn.Module) -> torch.device | None:
