@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import copy
+import gc
 import io
 import pickle
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import rank_exporter
 from rank_exporter.phases import Phase
-from rank_exporter.segment.layout import Word
+from rank_exporter.segment.layout import ERROR_REASONS, Word
 
 Step = dict[str, int]
 WORK = {"forward", "backward", "optimizer", "other", "step"}
@@ -237,7 +240,8 @@ def test_copies_of_a_watched_model_are_ordinary(recording: Any) -> None:
     buffer = io.BytesIO()
     torch.save(model, buffer)
     buffer.seek(0)
-    twins = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]  # noqa: S301
+    averaged = AveragedModel(model).module
+    twins = [averaged, copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(buffer, weights_only=False)]  # noqa: S301
     for batch in batches(3):
         expected = model(batch)
         expected.mean().backward()
@@ -247,6 +251,56 @@ def test_copies_of_a_watched_model_are_ordinary(recording: Any) -> None:
     found = recording.steps()
     assert len(found) == 3
     assert b"rank_exporter" not in buffer.getvalue()
+
+
+class Keeps(nn.Module):
+    """Has a state of its own for copies, with all its attributes, as LSTMs and Lightning's modules do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return dict(self.__dict__)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.inner(value))
+
+
+@pytest.mark.parametrize("make", [Keeps, lambda: nn.LSTM(16, 4)])
+@pytest.mark.parametrize("how", [copy.copy, copy.deepcopy, lambda model: model._replicate_for_data_parallel()])
+def test_copy_that_takes_all_attributes_along_runs_itself(recording: Any, make: Any, how: Any) -> None:
+    """A target network, or a part on another device, must not run the model that it was copied from."""
+    model = make()
+    recording.watch(model=model)
+    twin = how(model)
+    ran = []
+    twin.register_forward_pre_hook(lambda module, _inputs: ran.append(module))
+    twin(torch.ones(1, 16))
+    assert [module is twin for module in ran] == [True]
+
+
+@pytest.mark.parametrize("prepare", [lambda _model: None, lambda model: model.compile(backend="eager")])
+def test_watched_model_lives_no_longer_than_without(recording: Any, prepare: Callable[[nn.Module], None]) -> None:
+    """Nothing that records it holds it."""
+    model = network()
+    recording.watch(model=model)
+    prepare(model)
+    model(torch.ones(1, 16)).mean().backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_traced_model_is_as_it_is_without(recording: Any) -> None:
+    """torch.fx runs it with stand-ins for tensors."""
+    model = network()
+    around = nn.Sequential(model)
+    plain = torch.fx.symbolic_trace(around).code
+    recording.watch(model=model)
+    assert torch.fx.symbolic_trace(around).code == plain
+    assert not any(recording.snapshot().word(Word.ERRORS + place) for place in range(len(ERROR_REASONS)))
 
 
 def test_copies_of_a_watched_loader_are_ordinary(recording: Any) -> None:

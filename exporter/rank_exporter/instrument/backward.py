@@ -54,7 +54,7 @@ def _graph_nodes(output: Any) -> Iterator[Node]:
         parts: Any = output.values()
     elif isinstance(output, (list, tuple)):
         parts = output
-    elif hasattr(output, "__dataclass_fields__"):
+    elif hasattr(type(output), "__dataclass_fields__"):
         parts = (getattr(output, name) for name in output.__dataclass_fields__)
     else:
         return
