@@ -24,7 +24,7 @@ __all__ = ["Recorder"]
 
 log: Final = logging.getLogger("rank_exporter")
 
-_HOLD_NS: Final = 50_000_000
+_HOLD_NS: Final = 20_000_000
 """A step that ends this long after the latest published one is published at once, with those held back before it."""
 
 
