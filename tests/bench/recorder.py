@@ -95,10 +95,13 @@ def quicker_half(blocks: list[float]) -> float:
 def explicit(directory: Path) -> None:
     exporter = rank_exporter.start(run="bench", directory=directory, serve="off")
     spans(range(BLOCK), exporter)
-    ways = {"with": lambda: spans(range(BLOCK), exporter), "without": lambda: bare(range(BLOCK))}
-    found = {way: quicker_half([microseconds(run) for _ in range(ROUNDS)]) for way, run in ways.items()}
+    found = [
+        (microseconds(lambda: bare(range(BLOCK))), microseconds(lambda: spans(range(BLOCK), exporter)))
+        for _ in range(ROUNDS)
+    ]
+    without, with_ = (quicker_half(list(blocks)) for blocks in zip(*found, strict=True))
     exporter.stop()
-    print(f"explicit, an empty loop: {found['with'] - found['without']:+.1f} µs/step")
+    print(f"explicit, an empty loop: {with_ - without:+.1f} µs/step")
 
 
 def automatic(directory: Path) -> None:
