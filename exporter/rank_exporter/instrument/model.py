@@ -2,7 +2,7 @@
 
 torch.compile would trace hooks into its graph. Ours are empty while it traces, and what it returns, or makes of a
 model in place, is timed from outside instead. To replace the call of every model so, without hooks, would cost half as
-much, but copies that take a model's attributes along, as those of an LSTM do, would run the model itself.
+much, but copies that take a model's attributes along, as those of an LSTM do, would run the model they were made from.
 """
 
 from __future__ import annotations
