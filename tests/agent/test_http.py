@@ -139,7 +139,7 @@ def test_every_interface_by_default(start_agent, start_rank):
     assert agent.line.startswith("serving http://127.0.0.1:")
     addresses = ["127.0.0.1"] + (["[::1]"] if _has_ipv6() else [])
     for address in addresses:
-        answer = httpx.get(f"http://{address}:{agent.port}/healthz", trust_env=False)
+        answer = httpx.get(f"http://{address}:{agent.port}/healthz", trust_env=False, timeout=60)
         assert answer.text == "ok\n"
 
 

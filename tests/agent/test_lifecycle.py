@@ -197,6 +197,6 @@ def test_a_detached_agent_is_nobodys_child(agent_command, start_rank, tmp_path, 
     (agent,) = processes()
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     assert str(agent) not in children
-    assert httpx.get(started.stdout.split()[1], trust_env=False).status_code == 200
+    assert httpx.get(started.stdout.split()[1], trust_env=False, timeout=60).status_code == 200
     rank.kill()
     eventually(lambda: not processes())

@@ -114,7 +114,7 @@ def test_tls(serve, tls, trust, tmp_path):
     with pytest.raises(httpx.ConnectError, match="certificate verify failed"):
         get(agent)
     with pytest.raises(httpx.TransportError):
-        httpx.get(agent.base.replace("https", "http") + "/metrics", trust_env=False)
+        httpx.get(agent.base.replace("https", "http") + "/metrics", trust_env=False, timeout=60)
     assert agent.complaints == ""
 
 
@@ -300,7 +300,7 @@ def scraped(tmp_path, eventually):
             processes.append(subprocess.Popen(command, stdout=log, stderr=log, env=environ))
 
         def target():
-            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/targets", trust_env=False)
+            answer = httpx.get(f"http://127.0.0.1:{port}/api/v1/targets", trust_env=False, timeout=60)
             found = answer.json()["data"]["activeTargets"] if answer.status_code == 200 else []
             return [one for one in found if one["health"] != "unknown"]
 

@@ -172,7 +172,9 @@ def start_prometheus(tmp_path, alertmanager, eventually):
 
             def has_discovered():
                 try:
-                    found = httpx.get(f"{url}/api/v1/targets", params={"state": "active"}, trust_env=False).json()
+                    found = httpx.get(
+                        f"{url}/api/v1/targets", params={"state": "active"}, trust_env=False, timeout=60
+                    ).json()
                 except (httpx.TransportError, ValueError) as error:
                     raise AssertionError("Prometheus is not up") from error
                 assert len(found["data"]["activeTargets"]) == jobs * len(targets)

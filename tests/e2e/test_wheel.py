@@ -80,6 +80,6 @@ def agent(installed: Path, tmp_path: Path) -> Iterator[str]:
 
 def test_agent_serves_without_torch(agent: str) -> None:
     """An agent from the wheel answers with its own metrics."""
-    response = httpx.get(agent, trust_env=False)
+    response = httpx.get(agent, trust_env=False, timeout=60)
     assert response.status_code == 200
     assert f'version="{__version__}"' in response.text

@@ -157,7 +157,10 @@ def test_the_sidecar_serves_what_the_ranks_write(tmp_path):
         url = process.stdout.readline().split()[1]
         writer = SegmentWriter.create(directory, identity, skew_budget_ratio=0.1)
         writer.commit([1_000_000] * len(Phase), time.monotonic_ns())
-        assert 'training_steps_total{host="node-a",rank="5",run="train"} 1.0' in httpx.get(url, trust_env=False).text
+        assert (
+            'training_steps_total{host="node-a",rank="5",run="train"} 1.0'
+            in httpx.get(url, trust_env=False, timeout=60).text
+        )
         assert directory.stat().st_mode & 0o777 == 0o700
         writer.close()
     finally:

@@ -70,7 +70,7 @@ def prometheus(tmp_path):
         command += [f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn"]
         with (tmp_path / "prometheus.log").open("wb") as log:
             process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, "GOMAXPROCS": "1"})
-        client = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False)
+        client = httpx.Client(base_url=f"http://127.0.0.1:{port}/api/v1", trust_env=False, timeout=60)
         started.append((process, client))
         return client
 

@@ -99,7 +99,9 @@ def prometheus(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 def _has_scraped(url: str) -> bool:
     try:
-        found = httpx.get(f"{url}/api/v1/query", params={"query": "training_sample_digest_info"}, trust_env=False)
+        found = httpx.get(
+            f"{url}/api/v1/query", params={"query": "training_sample_digest_info"}, trust_env=False, timeout=60
+        )
         return bool(found.json()["data"]["result"])
     except (httpx.HTTPError, ValueError, KeyError):
         return False

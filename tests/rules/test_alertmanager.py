@@ -179,7 +179,7 @@ def alertmanager(webhook: _Webhook, tmp_path: Path) -> Iterator[str]:
             deadline = time.monotonic() + 20
             while True:
                 try:
-                    if httpx.get(f"{url}/-/ready").status_code == 200:
+                    if httpx.get(f"{url}/-/ready", timeout=60).status_code == 200:
                         break
                 except httpx.TransportError:
                     assert process.poll() is None, (tmp_path / "log").read_text(encoding="utf-8")
@@ -210,6 +210,7 @@ def test_cause_silences_its_consequence_and_no_other_rank(alertmanager: str, web
             alert("TrainingRanksMissing", "warning"),
             {"labels": {"alertname": "TrainingDeviceIdle", "run": "other", "severity": "warning"}},
         ],
+        timeout=60,
     )
     assert posted.status_code == 200
     told: dict[tuple[str, str], set[tuple[str, str]]] = {}
@@ -223,7 +224,7 @@ def test_cause_silences_its_consequence_and_no_other_rank(alertmanager: str, web
         ("training", "llama"): {("TrainingRanksMissing", "")},
         ("training", "other"): {("TrainingDeviceIdle", "")},
     }
-    inhibited = httpx.get(f"{alertmanager}/api/v2/alerts", params={"active": "false"}).json()
+    inhibited = httpx.get(f"{alertmanager}/api/v2/alerts", params={"active": "false"}, timeout=60).json()
     assert {(one["labels"]["alertname"], one["labels"].get("rank", "")) for one in inhibited} == {
         ("TrainingComputeStraggler", "3"),
         ("TrainingComputeStraggler", "5"),

@@ -46,7 +46,7 @@ def victoria_metrics(directory: Path) -> Iterator[str]:
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(url, trust_env=False).status_code == httpx.codes.OK
+        return httpx.get(url, trust_env=False, timeout=60).status_code == httpx.codes.OK
     except httpx.TransportError:
         return False
 

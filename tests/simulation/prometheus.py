@@ -68,7 +68,7 @@ def _await_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + _READY_SECONDS
     while True:
         try:
-            if httpx.get(f"{url}/-/ready", trust_env=False).status_code == httpx.codes.OK:
+            if httpx.get(f"{url}/-/ready", trust_env=False, timeout=60).status_code == httpx.codes.OK:
                 return
         except httpx.TransportError:
             pass

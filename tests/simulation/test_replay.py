@@ -69,7 +69,7 @@ def loaded() -> Iterator[tuple[str, Replay]]:
 
 def _count(url: str, query: str, second: float) -> int:
     asked = {"query": f"count({query})", "time": END - SECONDS + second}
-    answer = httpx.get(f"{url}/api/v1/query", params=asked, trust_env=False).json()
+    answer = httpx.get(f"{url}/api/v1/query", params=asked, trust_env=False, timeout=60).json()
     result = answer["data"]["result"]
     return int(result[0]["value"][1]) if result else 0
 

@@ -111,7 +111,7 @@ def test_signals_beyond_the_first_break_nothing() -> None:
 
 def test_the_webhook_takes_pages_over_http_and_refuses_garbage() -> None:
     """What Alertmanager posts is kept; what is no message is answered with 400."""
-    with Webhook() as webhook, httpx.Client(trust_env=False) as client:
+    with Webhook() as webhook, httpx.Client(trust_env=False, timeout=60) as client:
         assert client.post(webhook.url, content=b"{").status_code == 400
         assert client.post(webhook.url, json=[]).status_code == 400
         assert client.post(webhook.url, json={}).status_code == 400
