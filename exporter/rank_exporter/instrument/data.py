@@ -99,9 +99,7 @@ class Fetches:
             phase = _FIRST_BATCH
         else:
             phase = _INPUT_READY
-            # As recorder.advance, without the call.
-            timeline.advance(force=recorder.has_input and not recorder.optimizer_is_watched)
-            recorder.has_input = False
+            recorder.advance()
             if self._ready is not None:
                 recorder.writer.set_loader(workers=self._workers, ready=self._ready())
         self.first = self._skip > 0

@@ -93,10 +93,7 @@ class Recorder:
 
     def _commit(self, spent: list[int], ended_ns: int) -> None:
         writer = self.writer
-        # As writer.take, without the call.
-        taken = writer.taken
-        writer.taken = [taken[0], 0, 0, 0]
-        self._held.append((spent, ended_ns, taken, self._flags() if self._profiled else 0))
+        self._held.append((spent, ended_ns, writer.take(), self._flags() if self._profiled else 0))
         if ended_ns - self._published_ns >= _HOLD_NS:
             self.publish()
         if writer.words[writer.profile_word]:
