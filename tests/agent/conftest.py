@@ -26,7 +26,7 @@ from rank_exporter.phases import Phase
 from rank_exporter.segment.layout import pack_phase
 from rank_exporter.segment.writer import SegmentWriter
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 120.0
 OPENMETRICS = "application/openmetrics-text;version=1.0.0"
 
 
@@ -82,7 +82,7 @@ class Agent:
         self.url = self.line.split()[1]
         self.base = self.url.removesuffix("/metrics")
         self.port = int(self.base.rpartition(":")[2])
-        self._client = httpx.Client(trust_env=False, timeout=20)
+        self._client = httpx.Client(trust_env=False, timeout=60)
 
     @property
     def complaints(self) -> str:

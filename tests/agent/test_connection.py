@@ -48,7 +48,7 @@ def closed_by_peer(sock):
 
 def ask_anew(agent):
     """A scrape on a connection of its own, as after a restart of Prometheus."""
-    answer = httpx.get(agent.url, trust_env=False, timeout=5)
+    answer = httpx.get(agent.url, trust_env=False, timeout=60)
     assert answer.status_code == 200
     return answer.text
 
@@ -155,7 +155,7 @@ def test_silent_handshakes_do_not_stop_scrapes(start_agent, start_rank, connect,
     context = ssl.create_default_context()
     authority.configure_trust(context)
     for _ in range(3):
-        assert "training_steps_total" in httpx.get(agent.url, verify=context, trust_env=False, timeout=5).text
+        assert "training_steps_total" in httpx.get(agent.url, verify=context, trust_env=False, timeout=60).text
     for sock in silent:
         assert closed_by_peer(sock) == b""
     assert time.monotonic() - began < 15
@@ -206,7 +206,7 @@ def test_an_answer_has_to_be_taken_in_time(monkeypatch, chunks, limits):
             writer.write(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert (await reader.read(12)) == b"HTTP/1.1 200"
             assert len(server.server_state.connections) == 1
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while server.server_state.connections:
                 assert time.monotonic() < deadline
                 await asyncio.sleep(0.02)

@@ -248,7 +248,7 @@ def test_scrapes_read_the_last_sample_while_one_is_made(machine: Machine) -> Non
     # Opening for writing returns once the sampler has opened it for reading.
     with path.open("w"):
         assert machine.shown() == before
-    thread.join(timeout=30)
+    thread.join(timeout=120)
     assert not thread.is_alive()
     assert ("node-a", "sda") not in machine.shown()["training_storage_reads_total"]
 

@@ -115,7 +115,7 @@ def settled(devices: Devices, fake: FakeNvml) -> Callable[[], list[Device]]:
             pass
         # The second round from now begins after the first has ended, and that one began after the call.
         for _ in range(3):
-            assert fake.rounds.acquire(timeout=30)
+            assert fake.rounds.acquire(timeout=120)
         return devices.latest()[0]
 
     return wait
@@ -165,10 +165,10 @@ def test_what_went_wrong_is_handed_out_once(fake: FakeNvml, clock: Clock) -> Non
     fake.fail = {0: fake.NVML_ERROR_GPU_IS_LOST}
     devices = Devices(loader=lambda: fake, clock=clock)
     devices.latest()
-    assert fake.rounds.acquire(timeout=30)
-    assert fake.rounds.acquire(timeout=30)
+    assert fake.rounds.acquire(timeout=120)
+    assert fake.rounds.acquire(timeout=120)
     fake.gate.clear()
-    assert fake.rounds.acquire(timeout=30)
+    assert fake.rounds.acquire(timeout=120)
     found, problems = devices.latest()
     assert problems == ["GPU 0 does not answer (NVML error 15)"]
     assert devices.latest() == (found, [])
@@ -214,9 +214,9 @@ def test_closing_lets_go_of_nvml(fake: FakeNvml, clock: Clock) -> None:
     """The library is shut down when the agent leaves."""
     devices = Devices(loader=lambda: fake, clock=clock)
     devices.latest()
-    assert fake.rounds.acquire(timeout=30)
+    assert fake.rounds.acquire(timeout=120)
     devices.close()
-    assert fake.shut.wait(timeout=30)
+    assert fake.shut.wait(timeout=120)
 
 
 def test_host_without_the_module_has_no_gpus(caplog: pytest.LogCaptureFixture, eventually: Callable[..., Any]) -> None:

@@ -57,7 +57,7 @@ class Family:
 
     def close(self) -> None:
         self.process.stdin.close()
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=120)
         self.process.stdout.close()
 
 

@@ -53,7 +53,7 @@ class Host:
             "WORLD_SIZE": "4",
         }
         self.ranks: list[subprocess.Popen[str]] = []
-        self.client = httpx.Client(trust_env=False, timeout=20)
+        self.client = httpx.Client(trust_env=False, timeout=60)
 
     def train(self, rank: int, program: str, *arguments: str, **environ: str) -> subprocess.Popen[str]:
         process = subprocess.Popen(

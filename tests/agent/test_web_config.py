@@ -14,6 +14,7 @@ from pathlib import Path
 
 import bcrypt
 import httpx
+import psutil
 import pytest
 import trustme
 import yaml
@@ -97,7 +98,7 @@ def trust(authority):
 
 
 def get(agent, path="/metrics", *, verify=True, **options):
-    with httpx.Client(verify=verify, trust_env=False, timeout=20) as client:
+    with httpx.Client(verify=verify, trust_env=False, timeout=60) as client:
         return client.get(agent.base + path, **options)
 
 
@@ -218,13 +219,15 @@ def test_unknown_names_take_as_long_as_wrong_passwords(serve):
     agent = serve(basic_auth_users={"prometheus": bcrypt.hashpw(b"right", bcrypt.gensalt(11)).decode()})
 
     def seconds(user):
-        began = time.monotonic()
-        assert get(agent, auth=(user, "wrong")).status_code == 401
-        return time.monotonic() - began
+        """Of the agent's CPU: what else the machine does is not in it."""
+        before = sum(process.cpu_times()[:2])
+        for _ in range(3):
+            assert get(agent, auth=(user, "wrong")).status_code == 401
+        return sum(process.cpu_times()[:2]) - before
 
+    process = psutil.Process(agent.process.pid)
     seconds("warm-up")
-    assert min(seconds("nobody") for _ in range(3)) > min(seconds("prometheus") for _ in range(3)) / 2
-    assert min(seconds("nobody") for _ in range(3)) > 0.03
+    assert seconds("nobody") > seconds("prometheus") / 2
 
 
 def test_users_are_read_anew(serve, write, eventually):

@@ -23,7 +23,7 @@ from rank_exporter.segment.reader import STEP_DTYPE
 from rank_exporter.segment.records import RankSteps
 from rank_exporter.segment.writer import SegmentWriter
 
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 120.0
 MS = 1_000_000
 FABRIC_MS = 5
 BEGAN_UNIX_NS = 1_700_000_000 * 10**9
@@ -106,7 +106,7 @@ class Agent:
             pytest.fail(f"the agent says {line!r} {self.complaints}")
         self.url = line.split()[1].removesuffix("/metrics")
         self.target = self.url.removeprefix("http://")
-        self._client = httpx.Client(trust_env=False, timeout=20)
+        self._client = httpx.Client(trust_env=False, timeout=60)
 
     @property
     def complaints(self) -> str:

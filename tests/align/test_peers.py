@@ -149,12 +149,13 @@ def test_an_agent_that_lies_costs_its_own_ranks_steps_alone(
         caused = near.values("training_delay_caused_seconds_total", run=lie)
         assert caused == {("node-0", "input_ready", "2", "shard-2"): pytest.approx(0.04 * STEPS)}, lie
     said = near.complaints.splitlines()
-    for lie in (*LIES, *OTHERS):
-        about = [line for line in said if f"gives no steps of run {lie} " in line]
-        assert len(about) == (lie not in SILENT), (lie, about)
-        assert all("ranks 3 are not aligned until it does" in line for line in about)
-    assert len(said) == len(LIES) + len(OTHERS) - len(SILENT)
     assert near.value("training_exporter_errors_total", rank="", reason="peers") == len(said)
+    # An honest agent that the machine does not let answer in time is said too.
+    lied = [line for line in said if "ranks 3 are not aligned until it does" in line]
+    for lie in (*LIES, *OTHERS):
+        about = [line for line in lied if f"gives no steps of run {lie} " in line]
+        assert len(about) == (lie not in SILENT), (lie, about)
+    assert len(lied) == len(LIES) + len(OTHERS) - len(SILENT)
     assert near.get("/healthz").status_code == 200
 
 

@@ -24,7 +24,7 @@ from rank_exporter.segment.records import RankSteps
 from rank_exporter.segment.steplog import StepLog
 from rank_exporter.segment.writer import SegmentWriter
 
-DEADLINE_SECONDS = 40.0
+DEADLINE_SECONDS = 120.0
 BEGAN_UNIX_NS = 1_700_000_000 * 10**9
 USUAL_MS = {"input_ready": 5.0, "forward": 30.0, "backward": 50.0, "optimizer": 10.0, "other": 3.0}
 FABRIC_MS = 5.0

@@ -22,7 +22,7 @@ from rank_exporter.histogram import FINE_EDGES, edge_seconds
 from rank_exporter.phases import Phase
 from rank_exporter.segment.steplog import StepLog
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 MINUTES = 30
 EVERY_SECONDS = 120
 EDGES = [edge_seconds(edge) for edge in FINE_EDGES]
@@ -177,7 +177,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, cases: Any, simulate: A
         )
     url = f"http://127.0.0.1:{port}"
     deadline = time.monotonic() + DEADLINE_SECONDS
-    with httpx.Client(trust_env=False, timeout=5) as client:
+    with httpx.Client(trust_env=False, timeout=60) as client:
         while not _is_ready(client, url):
             assert server.poll() is None, (directory / "log").read_text()
             assert time.monotonic() < deadline, (directory / "log").read_text()

@@ -24,7 +24,7 @@ from rank_exporter.identity import Identity
 from rank_exporter.phases import Phase
 from rank_exporter.segment.writer import SegmentWriter
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 WINDOW = "20s"
 """Of the rules, so that their groups are evaluated every second."""
 

@@ -42,7 +42,7 @@ with Webhook() as webhook:
         time.sleep(0.2)
 """
 DOCTOR = "from rank_exporter.doctor.command import doctor; doctor()"
-ASK = "import sys, httpx; print(httpx.get(sys.argv[1], trust_env=False, timeout=5).raise_for_status().text)"
+ASK = "import sys, httpx; print(httpx.get(sys.argv[1], trust_env=False, timeout=60).raise_for_status().text)"
 
 
 def ip(*arguments: str) -> None:

@@ -74,7 +74,7 @@ def agent(installed: Path, tmp_path: Path) -> Iterator[str]:
     line = process.stdout.readline()
     yield line.split()[1]
     process.terminate()
-    assert process.wait(timeout=30) == 0
+    assert process.wait(timeout=120) == 0
     process.stdout.close()
 
 

@@ -20,7 +20,7 @@ from rank_exporter.segment.writer import SegmentWriter
 
 from .operator_config import scrape_config
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 120.0
 LABEL = "__meta_kubernetes_pod_label"
 
 

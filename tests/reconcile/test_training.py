@@ -68,7 +68,7 @@ def agent(trained: Path) -> Iterator[str]:
     with process.stdout:
         yield process.stdout.readline().split()[1].removesuffix("/metrics")
     process.terminate()
-    process.wait(timeout=30)
+    process.wait(timeout=120)
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def prometheus(agent: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     command += [f"--web.listen-address={url.removeprefix('http://')}", "--log.level=error"]
     process = subprocess.Popen(command, env={**os.environ, "GOMAXPROCS": "1"})
     try:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not _has_scraped(url):
             assert time.monotonic() < deadline
             time.sleep(0.1)
         yield url
     finally:
         process.terminate()
-        process.wait(timeout=30)
+        process.wait(timeout=120)
 
 
 def _has_scraped(url: str) -> bool:

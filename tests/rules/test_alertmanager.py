@@ -176,7 +176,7 @@ def alertmanager(webhook: _Webhook, tmp_path: Path) -> Iterator[str]:
             stderr=log,
         )
         try:
-            deadline = time.monotonic() + 20
+            deadline = time.monotonic() + 120
             while True:
                 try:
                     if httpx.get(f"{url}/-/ready", timeout=60).status_code == 200:
@@ -215,7 +215,7 @@ def test_cause_silences_its_consequence_and_no_other_rank(alertmanager: str, web
     assert posted.status_code == 200
     told: dict[tuple[str, str], set[tuple[str, str]]] = {}
     while len(told) < 3:
-        notification = webhook.received.get(timeout=30)
+        notification = webhook.received.get(timeout=120)
         told[notification["receiver"], notification["groupLabels"]["run"]] = {
             (one["labels"]["alertname"], one["labels"].get("rank", "")) for one in notification["alerts"]
         }

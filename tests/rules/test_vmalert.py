@@ -98,7 +98,7 @@ def test_annotations_are_filled_in_by_vmalert(replayed: Replayed, tmp_path: Path
     alerts = [{**rule, "for": "0s"} for group in groups for rule in group["rules"] if "alert" in rule]
     rules = _write(tmp_path / "alerts.yml", [{"name": "alerts", "interval": "1s", "rules": alerts}])
     with live(rules, replayed.gateway.url, tmp_path / "log"):
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while not (sent := [one for one in replayed.gateway.alerts if one["labels"].get("rank") == "3"]):
             assert time.monotonic() < deadline, (tmp_path / "log").read_text(encoding="utf-8")
             time.sleep(0.05)

@@ -19,7 +19,7 @@ from ..simulation.prometheus import free_port
 
 __all__ = ["Gateway", "check", "gateway", "live", "replay", "victoria_metrics"]
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 
 
 @contextmanager

@@ -15,7 +15,7 @@ import httpx
 
 __all__ = ["free_port", "prometheus"]
 
-_READY_SECONDS = 60.0
+_READY_SECONDS = 120.0
 
 
 def free_port() -> int:

@@ -60,15 +60,21 @@ def typical(steps: Any, phase: Phase) -> float:
     return float(np.median(steps["steps"]["ns"][3:, phase]))
 
 
+def quick(steps: Any, phase: Phase) -> float:
+    """Likewise of the quicker steps: what else runs on the machine only makes a phase longer."""
+    return float(np.quantile(steps["steps"]["ns"][3:, phase], 0.2))
+
+
 @pytest.mark.parametrize("slow", [Phase.INPUT_READY, Phase.FORWARD, Phase.BACKWARD, Phase.OPTIMIZER, Phase.OTHER])
 def test_delay_is_booked_to_the_slow_rank_and_phase(recorded: Load, slow: Phase) -> None:
     """The slow rank shows its delay in its phase; the other rank shows it as waiting, and nowhere else."""
     slow_rank, victim = recorded(slow.label, 1), recorded(slow.label, 0)
-    excess = {phase: typical(slow_rank, phase) - typical(victim, phase) for phase in IN_STEP}
+    excess = {phase: quick(slow_rank, phase) - quick(victim, phase) for phase in IN_STEP}
     assert excess.pop(slow) > 0.9 * DELAY_NS
-    assert -excess.pop(Phase.COLLECTIVE_WAIT) > 0.8 * DELAY_NS
+    del excess[Phase.COLLECTIVE_WAIT]
     assert max(excess.values()) < 0.2 * DELAY_NS
-    assert typical(slow_rank, Phase.COLLECTIVE_WAIT) < 0.3 * DELAY_NS
+    assert typical(victim, Phase.COLLECTIVE_WAIT) > 0.7 * DELAY_NS
+    assert quick(slow_rank, Phase.COLLECTIVE_WAIT) < 0.3 * DELAY_NS
 
 
 def verdict(load: Load, name: str) -> Any:

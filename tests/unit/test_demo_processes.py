@@ -25,7 +25,7 @@ def python(*lines: str) -> list[str]:
 
 
 def until_written(file: Path) -> str:
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not (file.exists() and file.read_text()):
         assert time.monotonic() < deadline
         time.sleep(0.01)
