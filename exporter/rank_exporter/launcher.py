@@ -9,7 +9,6 @@ import builtins
 import importlib.util
 import io
 import os
-import signal
 import sys
 import types
 from collections.abc import Callable, Sequence
@@ -136,8 +135,7 @@ def _fail(error: BaseException) -> None:
     error.__traceback__ = trace.tb_next if trace is not None else None
     sys.excepthook(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
-        sys.stdout.flush()
-        sys.stderr.flush()
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
+        # Python itself ends the process by the signal, once all that runs at exit has run. It is printed already.
+        sys.excepthook = lambda *_: None
+        raise error
     raise SystemExit(1)

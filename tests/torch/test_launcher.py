@@ -13,6 +13,7 @@ import pytest
 
 from rank_exporter.phases import Phase
 from rank_exporter.segment.discovery import segment_files
+from rank_exporter.segment.layout import Word
 from rank_exporter.segment.reader import SegmentReader
 
 SCRIPT = """
@@ -37,6 +38,10 @@ elif what == "dies":
     sys.stdout.flush()
     os.kill(os.getpid(), 9)
 elif what == "interrupts":
+    import atexit
+    atexit.register(print, "at exit")
+    log = open("log", "w")
+    log.write("not flushed")
     raise KeyboardInterrupt
 elif what == "imports":
     import neighbour
@@ -132,10 +137,17 @@ def test_script_runs_as_without(directory: Path, how: tuple[str, ...], what: str
 
 
 def test_interrupt_ends_the_process_by_its_signal(directory: Path) -> None:
-    """A parent sees what it would see of Python itself."""
-    code, _, errors = run(directory, "-m", "rank_exporter", "script.py", "interrupts")
+    """A parent sees what it would see of Python itself, after what runs at exit, and nothing that was written is lost."""
+    code, output, errors = run(directory, "-m", "rank_exporter", "script.py", "interrupts")
     assert code == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
+    assert output.endswith("at exit\n")
+    assert (directory / "log").read_text() == "not flushed"
+    reader = SegmentReader(segment_files(directory / "segments")[0])
+    found = reader.snapshot()
+    reader.close()
+    assert found is not None
+    assert found.word(Word.ENDED)
 
 
 @pytest.mark.parametrize(
