@@ -177,6 +177,7 @@ def agent_settings(
 def settings(
     environ: Mapping[str, str] | None = None,
     *,
+    ranked: Mapping[str, str] | None = None,
     run: str | None = None,
     rank: int | None = None,
     local_rank: int | None = None,
@@ -196,8 +197,11 @@ def settings(
     bucket_timing: bool | None = None,
 ) -> Settings:
     """Settings of a training process: each from its argument, else from RANK_EXPORTER_*, else from the launcher's
-    variables (see identity.detect), else the default. Raises SettingError, in one line."""
+    variables (see identity.detect), else the default. ``ranked``: launcher's variables that stand in where there is no
+    RANK. Raises SettingError, in one line."""
     environ = os.environ if environ is None else environ
+    if ranked and "RANK" not in environ:
+        environ = {**ranked, **environ}
     own = _own_variables(environ)
     ids_dir = sample_ids_dir or own.get("SAMPLE_IDS_DIR")
     agent = agent_settings(

@@ -34,7 +34,8 @@ class Timeline:
     belongs to the next step. That a step is over is known only once the loop moves on (``advance``), since a step
     may have several optimizers.
 
-    ``phase`` is the one in progress, for others to read; none of Phase before the first step.
+    ``phase`` is the one in progress, for others to read; none of Phase before the first step. ``marked_ns`` is when an
+    optimizer phase ended last.
     ``live[live_index]`` is kept at it with its start, as segment.layout.pack_phase packs it.
     """
 
@@ -44,10 +45,10 @@ class Timeline:
         "_live",
         "_live_index",
         "_marked",
-        "_marked_at",
         "_since",
         "_spent",
         "_stack",
+        "marked_ns",
         "phase",
     )
 
@@ -65,7 +66,7 @@ class Timeline:
         self.phase = _BEFORE
         self._since = clock()
         self._marked: list[int] | None = None
-        self._marked_at = 0
+        self.marked_ns = 0
         self.connect(commit, live=live, live_index=live_index)
 
     def connect(self, commit: Commit, *, live: MutableSequence[int] | memoryview, live_index: int) -> None:
@@ -112,7 +113,7 @@ class Timeline:
             spent, before = self._spent, self._marked
             self._spent = _NOTHING.copy()
             self._marked = spent if before is None else [sum(both) for both in zip(before, spent, strict=True)]
-            self._marked_at = now
+            self.marked_ns = now
 
     def become(self, phase: int) -> None:
         """The phase in progress turns out to be another one, from its last resumption on."""
@@ -140,7 +141,7 @@ class Timeline:
         """
         if _STEP < self.phase < _BEFORE:
             return
-        spent, ended = self._marked, self._marked_at
+        spent, ended = self._marked, self.marked_ns
         before = self.phase == _BEFORE or (self._stack and self._stack[0] == _BEFORE)
         if spent is None:
             if before:

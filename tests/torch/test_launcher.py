@@ -13,8 +13,8 @@ import pytest
 
 from rank_exporter.phases import Phase
 from rank_exporter.segment.discovery import segment_files
-from rank_exporter.segment.layout import Word
-from rank_exporter.segment.reader import SegmentReader
+from rank_exporter.segment.layout import ERROR_REASONS, Word
+from rank_exporter.segment.reader import SegmentReader, Snapshot
 
 SCRIPT = """
 import multiprocessing, os, sys
@@ -89,6 +89,67 @@ dist.barrier()
 dist.destroy_process_group()
 """
 
+PLAIN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+teacher = nn.Linear(8, 1).eval()
+train = DataLoader(TensorDataset(torch.randn(32, 8)), batch_size=8)
+test = DataLoader(TensorDataset(torch.randn(16, 8)), batch_size=8)
+def evaluate():
+    model.eval()
+    for (batch,) in test:
+        with torch.no_grad():
+            model(batch)
+    model.train()
+for epoch in range(2):
+    for (batch,) in train:
+        (model(batch) - teacher(batch)).pow(2).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    evaluate()
+"""
+
+DRAWN = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+test = DataLoader(TensorDataset(torch.randn(16, 8)), batch_size=8)
+for step in range(6):
+    for micro in range(2):
+        model(torch.randn(4, 8)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if step == 2:
+        with torch.no_grad():
+            for (batch,) in test:
+                model(batch)
+"""
+
+SPAWNED = """
+import os, sys, torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch.nn.parallel import DistributedDataParallel
+import rank_exporter
+def train(rank):
+    dist.init_process_group("gloo", init_method=sys.argv[1], rank=rank, world_size=2)
+    model = DistributedDataParallel(torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rank_exporter.start().watch(model=model, optimizer=optimizer)
+    assert rank_exporter.start(rank=rank).identity.rank == rank
+    for _ in range(4):
+        model(torch.randn(4, 8)).mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+if __name__ == "__main__":
+    mp.spawn(train, nprocs=2)
+"""
+
 
 @pytest.fixture
 def directory(tmp_path: Path) -> Path:
@@ -137,7 +198,7 @@ def test_script_runs_as_without(directory: Path, how: tuple[str, ...], what: str
 
 
 def test_interrupt_ends_the_process_by_its_signal(directory: Path) -> None:
-    """A parent sees what it would see of Python itself, after what runs at exit, and nothing that was written is lost."""
+    """A parent sees what it would see of Python itself, after what runs at exit; nothing that was written is lost."""
     code, output, errors = run(directory, "-m", "rank_exporter", "script.py", "interrupts")
     assert code == -signal.SIGINT
     assert errors.rstrip().endswith("KeyboardInterrupt")
@@ -221,3 +282,59 @@ def test_unchanged_training_script_is_recorded_under_torchrun(directory: Path) -
             assert (ns[:, phase] > 0).all(), phase
         assert (ns[:, Phase.INPUT_READY] > 0).tolist() == [False, True, True, True] * 2
         assert np.flatnonzero(ns[:, Phase.EVAL]).tolist() == [4]
+
+
+def recorded(directory: Path) -> tuple[np.ndarray, Snapshot]:
+    """Steps and words of the one segment."""
+    (path,) = segment_files(directory / "segments")
+    reader = SegmentReader(path)
+    steps, snapshot = reader.steps(), reader.snapshot()
+    reader.close()
+    assert snapshot is not None
+    assert not any(snapshot.words[Word.ERRORS : Word.ERRORS + len(ERROR_REASONS)])
+    return steps, snapshot
+
+
+def test_evaluation_of_a_plain_model_is_told_by_its_mode(directory: Path) -> None:
+    """A model that is no DistributedDataParallel is not watched, and its evaluation still is none of training's input,
+    though its batches are fetched with gradients enabled."""
+    (directory / "script.py").write_text(PLAIN)
+    code, _, errors = run(directory, "-m", "rank_exporter", "script.py")
+    assert code == 0, errors
+    steps, snapshot = recorded(directory)
+    assert steps["samples"].tolist() == [8] * 8
+    assert np.flatnonzero(steps["ns"][:, Phase.EVAL]).tolist() == [4]
+    assert (snapshot.word(Word.SAMPLES), snapshot.word(Word.EPOCHS)) == (64, 2)
+
+
+def test_loop_without_loader_or_distributed_model_has_its_steps(directory: Path) -> None:
+    """Its optimizer alone tells them, whatever other loaders there are."""
+    (directory / "script.py").write_text(DRAWN)
+    code, _, errors = run(directory, "-m", "rank_exporter", "script.py")
+    assert code == 0, errors
+    steps, _ = recorded(directory)
+    assert len(steps) == 6
+    assert (steps["ns"][:, Phase.OPTIMIZER] > 0).all()
+    assert np.flatnonzero(steps["ns"][:, Phase.EVAL]).tolist() == [3]
+
+
+def test_ranks_that_a_script_spawns_are_of_one_run(directory: Path) -> None:
+    """Without a launcher's variables the process group tells rank, world size and run."""
+    (directory / "script.py").write_text(SPAWNED)
+    environ = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")
+    }
+    environ |= {"RANK_EXPORTER_DIR": str(directory / "segments"), "RANK_EXPORTER_SERVE": "off"}
+    meeting = directory / "meeting"
+    command = [sys.executable, "script.py", f"file://{meeting}"]
+    done = subprocess.run(command, cwd=directory, env=environ, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    found = []
+    for path in segment_files(directory / "segments"):
+        reader = SegmentReader(path)
+        identity = reader.source.identity
+        found.append((identity.run, identity.rank, identity.world_size, len(reader.steps())))
+        reader.close()
+    assert sorted(found) == [(str(meeting), rank, 2, 4) for rank in (0, 1)]

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import io
 import pickle
+import queue
+import threading
 import time
 import weakref
 from collections.abc import Callable
@@ -348,25 +351,149 @@ def test_evaluation_on_the_watched_loader_is_no_training(recording: Any) -> None
     assert ["eval" in step for step in found] == [False, False, False, True, False, False]
 
 
-def test_prefetching_thread_is_left_alone(recording: Any) -> None:
-    """Fetches on another thread overlap with training: they are no wait and disturb no phase."""
-    from concurrent.futures import ThreadPoolExecutor
+class Prefetching(DataLoader[Any]):
+    """Read by a thread of its own, as people make it with prefetch_generator."""
 
+    def __iter__(self) -> Any:
+        inner, ready = super().__iter__(), queue.Queue[Any](1)
+        end = object()
+
+        def read() -> None:
+            for batch in inner:
+                ready.put(batch)
+            ready.put(end)
+
+        threading.Thread(target=read, daemon=True).start()
+        return iter(ready.get, end)
+
+
+@pytest.mark.parametrize("model_is_watched", [True, False])
+def test_loader_that_a_thread_reads_costs_the_input_alone(
+    recording: Any, caplog: pytest.LogCaptureFixture, model_is_watched: bool
+) -> None:
+    """Its fetches are no wait and disturb no phase. Steps end all the same, and what is missing is said once."""
+    recording.faults = {"hook": 3}
+    model, data = network(), Prefetching(TensorDataset(torch.randn(16, 16)), batch_size=4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model if model_is_watched else None, optimizer=optimizer, dataloader=data)
+    for _ in range(3):
+        for (batch,) in data:
+            model(batch).mean().backward()
+            optimizer.step()
+    found = recording.steps()
+    assert len(found) == 12
+    assert all("input_ready" not in step and "optimizer" in step for step in found)
+    (record,) = caplog.records
+    assert record.getMessage() == (
+        "rank 0: batches are fetched on another thread than the one that trains: how long training waits for them, and "
+        "which samples it takes, is not recorded (counted as 'hook', said once)"
+    )
+
+
+def test_thread_that_reads_another_loader_is_left_alone(recording: Any) -> None:
+    """Where training has a loader of its own, one that is read beside it changes nothing."""
+    model, data, other = network(), loader(4), loader(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    recording.watch(dataloader=other)
+    for (batch,) in data:
+        reader = threading.Thread(target=list, args=(other,))
+        reader.start()
+        for _ in range(2):
+            model(batch).mean().backward()
+            optimizer.step()
+        reader.join()
+    assert names(recording.steps()) == [WORK | {"first_batch"}] + [WORK | {"input_ready"}] * 3
+
+
+@pytest.mark.parametrize("where", ["step", "closure"])
+def test_optimizer_that_raises_costs_its_step_alone(recording: Any, where: str) -> None:
+    """What a loop does after it caught the error, and in later steps, is not the optimizer's."""
+    model, data = network(), loader(6)
+
+    class Fails(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            with torch.enable_grad():
+                loss = closure()
+            if number == 2 and where == "step":
+                raise torch.OutOfMemoryError("no memory is left")
+            return super().step(lambda: loss)
+
+    optimizer = Fails(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    for number, (batch,) in enumerate(data):
+
+        def closure(batch: torch.Tensor = batch, number: int = number) -> torch.Tensor:
+            if number == 2 and where == "closure":
+                raise FloatingPointError("the loss is not a number")
+            loss: torch.Tensor = model(batch).mean()
+            loss.backward()  # type: ignore[no-untyped-call]
+            return loss
+
+        with contextlib.suppress(torch.OutOfMemoryError, FloatingPointError):
+            optimizer.step(closure)
+        time.sleep(0.02)
+    found = recording.steps()
+    assert len(found) == 6
+    # What comes after a step belongs to the next, or to the step itself where its optimizer never ended.
+    asleep = [step["other"] > 0.02e9 for step in found]
+    assert asleep == [False, True, True, False, True, True]
+    assert all(step["optimizer"] < 0.02e9 for number, step in enumerate(found) if number != 2)
+
+
+def test_optimizer_in_the_place_of_one_that_is_gone_ends_steps_by_batches(recording: Any) -> None:
+    """A loop that goes on with another optimizer, of which nobody told, is recorded all the same."""
     model, data = network(), loader(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recording.watch(model=model, optimizer=optimizer, dataloader=data)
-    iterator = iter(data)
-    with ThreadPoolExecutor(1) as pool:
-        ahead = pool.submit(next, iterator)
-        for number in range(4):
-            (batch,) = ahead.result()
-            if number < 3:
-                ahead = pool.submit(next, iterator)
-            with recording.phase("forward"):
-                model(batch).mean().backward()
+    for epoch in range(3):
+        if epoch == 1:
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for (batch,) in data:
+            model(batch).mean().backward()
             optimizer.step()
-            recording._recorder.advance()
-    assert all("input_ready" not in step for step in recording.steps())
+    assert len(recording.steps()) == 12
+
+
+def test_optimizer_that_steps_anew_begins_the_next_step(recording: Any) -> None:
+    """Where neither a loader nor the model is watched, nothing else tells; two optimizers still make one step."""
+    model = network()
+    first, second = (torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2))
+    recording.watch(optimizer=[first, second])
+    for batch in batches(5):
+        model(batch).mean().backward()
+        first.step()
+        second.step()
+    assert names(recording.steps()) == [{"optimizer", "other", "step"}] * 5
+
+
+def test_model_within_the_one_in_training_may_be_evaluated(recording: Any) -> None:
+    """Where what a wrapper holds is put into evaluation mode, fetches with gradients enabled are evaluation's too."""
+
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = network()
+
+        def forward(self, batch: torch.Tensor) -> Any:
+            return self.module(batch)
+
+    model, data, held_out = Wrapper(), loader(4), loader(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    recording.exporter._watch(dataloader=held_out)
+    for _ in range(2):
+        for (batch,) in data:
+            model(batch).mean().backward()
+            optimizer.step()
+        model.module.eval()
+        for (batch,) in held_out:
+            with torch.no_grad():
+                model.module(batch)
+        model.train()
+    found = recording.steps()
+    assert ["eval" in step for step in found] == [False] * 4 + [True] + [False] * 3
+    assert recording.snapshot().word(Word.SAMPLES) == 2 * 4 * 8
 
 
 def test_hooks_are_gone_after_stop(recording: Any) -> None:

@@ -7,14 +7,19 @@ from __future__ import annotations
 
 import functools
 import sys
+import weakref
 from typing import Any
+from weakref import WeakKeyDictionary
 
+from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from .commhook import follow_registration
 from .exporter import Exporter
+from .optimizer import trained_parameters
+from .recorder import Recorder
 
 __all__ = ["watch_everything", "watch_sharded"]
 
@@ -29,6 +34,41 @@ def watch_everything(exporter: Exporter) -> None:
         follow_registration()  # a model may register a hook as it is constructed
     for kind, keyword in ((DataLoader, "dataloader"), (DistributedDataParallel, "model"), (Optimizer, "optimizer")):
         _watch_instances(kind, keyword, exporter)
+    _follow_modes(exporter._recorder)
+
+
+def _follow_modes(recorder: Recorder) -> None:
+    """Know plain models, which are not watched, as they are put into training or evaluation mode: modules that hold all
+    that an optimizer trains. By them evaluation is told from training."""
+    train = Module.train
+    looked_at: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
+    depth = 0
+
+    def look_at(module: Module) -> None:
+        trained = list(trained_parameters())
+        if looked_at.get(module) == len(trained) or any(known() is module for known in recorder.models):
+            return
+        looked_at[module] = len(trained)
+        own = {id(parameter) for parameter in module.parameters()}
+        if any(some and some <= own for some in trained):
+            recorder.models.append(weakref.ref(module))
+
+    @functools.wraps(train)
+    def followed(self: Any, mode: bool = True) -> Any:
+        nonlocal depth
+        depth += 1
+        try:
+            made = train(self, mode)
+        finally:
+            depth -= 1
+        if not depth:
+            try:
+                look_at(self)
+            except Exception as error:  # noqa: BLE001 - see Recorder.fault
+                recorder.fault("hook", error)
+        return made
+
+    Module.train = followed  # type: ignore[method-assign]
 
 
 def watch_sharded(exporter: Exporter) -> None:

@@ -50,7 +50,18 @@ class Fetches:
     ``ready`` tells how many batches the workers have ready, where there are workers.
     """
 
-    __slots__ = ("_drawn", "_intake", "_loader", "_ready", "_recorder", "_skip", "_workers", "first", "trains")
+    __slots__ = (
+        "_drawn",
+        "_elsewhere",
+        "_intake",
+        "_loader",
+        "_ready",
+        "_recorder",
+        "_skip",
+        "_workers",
+        "first",
+        "trains",
+    )
 
     def __init__(self, recorder: Recorder, iterator: Any, loader: Any, intake: Intake | None = None) -> None:
         self._recorder = recorder
@@ -62,13 +73,22 @@ class Fetches:
         self._workers = getattr(iterator, "_num_workers", 0)
         self._ready: Callable[[], int] | None = iterator._data_queue.qsize if self._workers else None
         self.first = True
+        self._elsewhere = False
 
     def learn(self) -> None:
         """A backward followed: the loader feeds training, whatever mode the model is in as it is asked."""
         self.trains = True
+        self._recorder.moves_on_at_forward = self._recorder.moves_on_at_step = False
         loader = self._loader()
         if loader is not None:
             self._recorder.feed_with(loader)
+
+    def _fetch_elsewhere(self, fetch: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        batch = self._pass_over(fetch(*arguments))
+        if not self._elsewhere and is_grad_enabled():
+            self._elsewhere = True
+            self._recorder.loses_input(self._loader())
+        return batch
 
     def renew(self) -> None:
         """Workers are kept, and draw for the next epoch now."""
@@ -89,14 +109,17 @@ class Fetches:
     def time(self, fetch: Callable[..., Any], *arguments: Any) -> Any:
         recorder = self._recorder
         if get_ident() != recorder.thread:
-            return self._pass_over(fetch(*arguments))
+            return self._fetch_elsewhere(fetch, arguments)
         timeline = recorder.timeline
-        recorder.fed = self
-        if not is_grad_enabled() or (not self.trains and recorder.is_evaluating()):
+        with_gradients = is_grad_enabled()
+        if with_gradients:
+            recorder.fed = self
+        if not with_gradients or (not self.trains and recorder.is_evaluating()):
             phase = _EVAL
         elif self.first:
             # The loop has moved on already, when it asked for this iterator.
             phase = _FIRST_BATCH
+            recorder.moves_on_at_step = False
         else:
             phase = _INPUT_READY
             recorder.advance()

@@ -24,6 +24,7 @@ from . import loop
 from .gc import watch_gc
 from .keeper import AgentKeeper
 from .peers import PeerExchange
+from .processgroup import process_group_variables
 from .recorder import Recorder, log
 from .samplefiles import SampleFiles
 from .wrappers import innermost
@@ -176,7 +177,7 @@ class Exporter:
         """
         if accumulate < 1:
             raise SettingError(f"accumulate is {accumulate}: give the number of batches per step, at least 1")
-        self._recorder.moves_on_at_forward = False
+        self._recorder.moves_on_at_forward = self._recorder.moves_on_at_step = False
         return loop.steps(self._recorder.timeline, batches, accumulate, self._recorder.publish)
 
     def phase(self, name: str) -> AbstractContextManager[None]:
@@ -256,7 +257,8 @@ def start(**settings: Any) -> Exporter:
 
     Settings, each by keyword, else by variable RANK_EXPORTER_<NAME>, else as stated:
 
-    - run, rank, local_rank, world_size, host: from torchrun's or Slurm's variables (identity.detect)
+    - run, rank, local_rank, world_size, host: from torchrun's variables, else from the process group if there is one,
+      else from Slurm's variables (identity.detect)
     - directory (variable ..._DIR): where segments live, /dev/shm/rank-exporter-<uid>
     - serve: "auto" starts one agent per host, "off" leaves serving to a sidecar
     - port 10911, listen_address all, linger_seconds twice the scrape interval, file_sd_dir none: the agent's
@@ -272,12 +274,16 @@ def start(**settings: Any) -> Exporter:
     global _running  # noqa: PLW0603
     with _lock:
         if _running is not None:
-            if settings and config.settings(**settings) != _running._settings:
+            if settings and _settings(settings) != _running._settings:
                 raise SettingError(f"already started as {_running.identity}: call stop() before other settings")
             return _running
-        _running = Exporter(config.settings(**settings))
+        _running = Exporter(_settings(settings))
         atexit.register(_running.stop)
         return _running
+
+
+def _settings(given: dict[str, Any]) -> Settings:
+    return config.settings(ranked=process_group_variables(), **given)
 
 
 def _agent_fault(error: str) -> None:

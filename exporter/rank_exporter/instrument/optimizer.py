@@ -2,13 +2,17 @@
 
 A gradient scaler that meets an infinity leaves the optimizer out. Its own step is timed too, so that the training step
 ends all the same, and what was left out is counted.
+
+Where no batch is fetched from a loader and the model is not watched either, as that of a script that knows nothing of
+us may be, an optimizer that steps anew tells that the loop has moved on.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -19,28 +23,56 @@ from ..errors import SettingError
 from ..phases import Phase
 from .recorder import Recorder
 
-__all__ = ["watch_optimizer"]
+__all__ = ["is_stepping", "trained_parameters", "watch_optimizer"]
 
 _OPTIMIZER: Final = int(Phase.OPTIMIZER)
+_BEFORE: Final = len(Phase)
+_TORCH: Final = sys.modules[torch.optim.Optimizer.__module__].__file__
 
 
 class _OptimizerHooks:
-    """Hooks of one optimizer. ``ran`` tells the scaler's step whether it stepped."""
+    """Hooks of one optimizer. ``ran`` tells the scaler's step whether it stepped; ``stepped_ns`` when it did last."""
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
         self.timeline = recorder.timeline
         self.ran = False
+        self.stepped_ns = -1
 
     def before(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.ran = True
-        self.timeline.enter(_OPTIMIZER)
+        timeline, recorder = self.timeline, self.recorder
+        if recorder.moves_on_at_step and (self.stepped_ns > recorder.ended_ns or timeline.phase == _BEFORE):
+            recorder.advance()
+        timeline.enter(_OPTIMIZER)
 
     def after(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
-        self.timeline.leave(_OPTIMIZER)
+        timeline, recorder = self.timeline, self.recorder
+        timeline.leave(_OPTIMIZER)
+        self.stepped_ns = timeline.marked_ns
+        if recorder.trained is None and recorder.fed is not None and not recorder.fed.trains:
+            # No model is watched whose backward would tell that its batches are trained on.
+            recorder.fed.learn()
 
 
 _watched: WeakKeyDictionary[Any, _OptimizerHooks] = WeakKeyDictionary()
+
+
+def is_stepping() -> bool:
+    """Whether an optimizer's step is under way on this thread. One that raised left its phase in progress: torch calls
+    no hook after it."""
+    frame = sys._getframe()
+    while (outer := frame.f_back) is not None:
+        frame = outer
+        if frame.f_code.co_filename == _TORCH:
+            return True
+    return False
+
+
+def trained_parameters() -> Iterator[set[int]]:
+    """Of each optimizer that is watched the identities of its parameters."""
+    for optimizer in list(_watched):
+        yield {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
 
 
 def _time_scaler() -> None:
@@ -74,7 +106,11 @@ def watch_optimizer(optimizer: Any, recorder: Recorder) -> Callable[[], None]:
     hooks = _watched[optimizer] = _OptimizerHooks(recorder)
     handles = (optimizer.register_step_pre_hook(hooks.before), optimizer.register_step_post_hook(hooks.after))
 
-    watched = weakref.ref(optimizer)
+    def gone(_: Any) -> None:
+        # A loop that steps another one, of which nobody told, goes on by its batches.
+        recorder.optimizer_is_watched = any(other.recorder is recorder for other in _watched.values())
+
+    watched = weakref.ref(optimizer, gone)
 
     def undo() -> None:
         found = watched()

@@ -9,6 +9,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Final
 
 from ..errors import SettingError
+from ..phases import Phase
 from ..segment.layout import BY_DEVICE, PROFILED
 from ..segment.request import ProfileRequest, take
 from ..segment.writer import EndedStep, SegmentWriter, Taken
@@ -24,6 +25,7 @@ __all__ = ["Recorder"]
 
 log: Final = logging.getLogger("rank_exporter")
 
+_OPTIMIZER: Final = int(Phase.OPTIMIZER)
 _HOLD_NS: Final = 20_000_000
 """A step that ends this long after the latest published one is published at once, with those held back before it."""
 
@@ -31,14 +33,16 @@ _HOLD_NS: Final = 20_000_000
 class Recorder:
     """Records one rank. Belongs to the thread that made it; hooks on other threads leave it alone.
 
-    ``moves_on_at_forward``: no loader is watched, so that a forward after an optimizer begins the next step.
+    ``moves_on_at_forward``: no loader is watched, so that a forward after an optimizer begins the next step;
+    ``moves_on_at_step``: none was read for training, so that an optimizer that steps anew does so, if nothing else did.
     ``optimizer_is_watched``: without one, each batch, or each forward without a loader, is a step of its own;
     ``has_input`` tells whether there was one since the loop last moved on. ``shard_is_given``: the user names shards,
     so that none is looked for; ``default_shard`` stands for a loader that names none. ``models`` are those watched,
-    ``trained`` the one that a backward was last run on;
+    and those known to be trained; ``trained`` the one that a backward was last run on;
     ``training_loaders`` are known to feed training, be it that the user says so or that a backward followed: others
     may be evaluation's, which ``is_evaluating`` tells as long as they are not known. ``fed`` is what the loop was last
-    fed by. ``accounts`` are those of samples. ``bucket_timing``: the gradient buckets of whatever has some are timed.
+    fed by, ``ended_ns`` when the last step ended. ``accounts`` are those of samples. ``bucket_timing``: the gradient
+    buckets of whatever has some are timed.
     """
 
     __slots__ = (
@@ -51,11 +55,13 @@ class Recorder:
         "accounts",
         "bucket_timing",
         "default_shard",
+        "ended_ns",
         "facts",
         "fed",
         "has_input",
         "models",
         "moves_on_at_forward",
+        "moves_on_at_step",
         "optimizer_is_watched",
         "rank",
         "shard_is_given",
@@ -72,6 +78,7 @@ class Recorder:
         self.thread = threading.get_ident()
         self.bucket_timing = False
         self.moves_on_at_forward = True
+        self.moves_on_at_step = True
         self.optimizer_is_watched = False
         self.has_input = False
         self.default_shard = default_shard
@@ -80,6 +87,7 @@ class Recorder:
         self.trained: weakref.ref[Any] | None = None
         self.training_loaders: list[weakref.ref[Any]] = []
         self.fed: Any = None
+        self.ended_ns = 0
         self.facts = {"clock": "host"}
         self._warned: set[str] = set()
         self._device: DeviceClock | None = None
@@ -93,6 +101,7 @@ class Recorder:
 
     def _commit(self, spent: list[int], ended_ns: int) -> None:
         writer = self.writer
+        self.ended_ns = ended_ns
         self._held.append((spent, ended_ns, writer.take(), self._flags() if self._profiled else 0))
         if ended_ns - self._published_ns >= _HOLD_NS:
             self.publish()
@@ -101,6 +110,7 @@ class Recorder:
 
     def _commit_to_device(self, spent: list[int], ended_ns: int) -> None:
         assert self._device is not None  # noqa: S101 - the clock that commits here
+        self.ended_ns = ended_ns
         self._device.commit(spent, ended_ns)
         if self.writer.words[self.writer.profile_word]:
             self._profile()
@@ -221,9 +231,14 @@ class Recorder:
         return threading.get_ident() != self.thread
 
     def is_evaluating(self) -> bool:
-        """Whether the model in training, or all that are watched before one is, are in evaluation mode."""
+        """Whether the model in training, or all that are known before one is, are in evaluation mode: they themselves,
+        or what they wrap."""
         candidates = self.models if self.trained is None else [self.trained]
-        modes = [model.training for known in candidates if (model := known()) is not None]
+        modes = [
+            model.training and getattr(getattr(model, "module", None), "training", True)
+            for known in candidates
+            if (model := known()) is not None
+        ]
         return bool(modes) and not any(modes)
 
     def feed_with(self, loader: Any) -> None:
@@ -239,8 +254,30 @@ class Recorder:
 
     def advance(self) -> None:
         """The loop moves on."""
-        self.timeline.advance(force=self.has_input and not self.optimizer_is_watched)
+        failed = self.timeline.phase == _OPTIMIZER and self._gave_up()
+        self.timeline.advance(force=failed or (self.has_input and not self.optimizer_is_watched))
         self.has_input = False
+
+    def _gave_up(self) -> bool:
+        """Whether the optimizer raised, and the loop goes on without it: its phase is over then."""
+        from .optimizer import is_stepping  # noqa: PLC0415 - which needs this module
+
+        if is_stepping():
+            return False
+        self.timeline.unwind()
+        return True
+
+    def loses_input(self, loader: Any) -> None:
+        """A loader is read on another thread than the recorder's, so that nobody sees when the loop asks for input. If
+        training has no other loader, its forward or its optimizer tells that it moves on."""
+        if any(known() is not None and known() is not loader for known in self.training_loaders):
+            return
+        self.moves_on_at_forward = self.moves_on_at_step = True
+        self.fault(
+            "hook",
+            "batches are fetched on another thread than the one that trains: how long training waits for them, and "
+            "which samples it takes, is not recorded",
+        )
 
     def close(self) -> None:
         """Publish the last step if it is complete, end the segment, and record into the void from now on."""
