@@ -55,7 +55,7 @@ def _run(environ: Mapping[str, str], fallback: str) -> str:
         return job
     if address := environ.get("MASTER_ADDR"):
         return f"{address}:{environ.get('MASTER_PORT', '')}".rstrip(":")
-    return fallback
+    return environ.get("PMIX_NAMESPACE") or fallback
 
 
 def detect(
@@ -70,22 +70,25 @@ def detect(
 ) -> Identity:
     """The identity that the launcher's variables tell, on the host named, each part overridable.
 
-    run: TORCHELASTIC_RUN_ID unless "none", then SLURM_JOB_ID, then MASTER_ADDR:MASTER_PORT, then host and pid.
-    rank, local_rank, world_size: torchrun's variables, then Slurm's within a job step, then 0, 0, 1.
-    Raises SettingError.
+    run: TORCHELASTIC_RUN_ID unless "none", then SLURM_JOB_ID, then MASTER_ADDR:MASTER_PORT, then PMIX_NAMESPACE, then
+    host and pid. rank, local_rank, world_size: torchrun's variables, then mpirun's (Open MPI's, then PMI's), then
+    Slurm's within a job step, then 0, 0, 1. Raises SettingError.
     """
-    # Outside a step (a plain `python` in an sbatch script) Slurm's task variables speak of the allocation.
+    # Outside a step (a plain `python` in an sbatch script) Slurm's task variables speak of the allocation; and where
+    # mpirun starts ranks through srun, of nodes.
     in_slurm_step = bool(environ.get("SLURM_STEP_ID"))
 
-    def number(given: int | None, own: str, slurm: str, default: int) -> int:
+    def number(given: int | None, own: tuple[str, ...], slurm: str, default: int) -> int:
         if given is not None:
             return given
-        return _number(environ, own, *((slurm,) if in_slurm_step else ()), default=default)
+        return _number(environ, *own, *((slurm,) if in_slurm_step else ()), default=default)
 
     return Identity(
         run=run or _run(environ, f"{host}:{pid}"),
-        rank=number(rank, "RANK", "SLURM_PROCID", 0),
-        local_rank=number(local_rank, "LOCAL_RANK", "SLURM_LOCALID", 0),
-        world_size=number(world_size, "WORLD_SIZE", "SLURM_NTASKS", 1),
+        rank=number(rank, ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK"), "SLURM_PROCID", 0),
+        local_rank=number(
+            local_rank, ("LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"), "SLURM_LOCALID", 0
+        ),
+        world_size=number(world_size, ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"), "SLURM_NTASKS", 1),
         host=host,
     )

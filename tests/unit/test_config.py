@@ -24,6 +24,8 @@ def test_torchrun_variables_identify_the_rank() -> None:
     [
         ({"TORCHELASTIC_RUN_ID": "none", "SLURM_JOB_ID": "77", "MASTER_ADDR": "a", "MASTER_PORT": "1"}, "77"),
         ({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "10.0.0.5", "MASTER_PORT": "29500"}, "10.0.0.5:29500"),
+        ({"MASTER_ADDR": "10.0.0.5", "PMIX_NAMESPACE": "prterun-1"}, "10.0.0.5"),
+        ({"PMIX_NAMESPACE": "prterun-1"}, "prterun-1"),
         ({"RANK_EXPORTER_RUN": "mine", "TORCHELASTIC_RUN_ID": "other"}, "mine"),
     ],
 )
@@ -39,6 +41,22 @@ def test_slurm_task_variables_count_only_within_a_job_step() -> None:
     within = config.settings({**slurm, "SLURM_STEP_ID": "0"}).identity
     assert (outside.rank, outside.world_size) == (0, 1)
     assert (within.rank, within.local_rank, within.world_size) == (5, 1, 16)
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE"),
+        ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE"),
+    ],
+)
+def test_ranks_of_mpirun_are_told_apart(names: tuple[str, str, str]) -> None:
+    """Also within an allocation of Slurm's, whose own variables tell nodes then; torchrun within goes before."""
+    environ = {**dict(zip(names, ("5", "1", "16"), strict=True)), "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
+    found = config.settings(environ).identity
+    assert (found.rank, found.local_rank, found.world_size) == (5, 1, 16)
+    inner = config.settings({**environ, "RANK": "7", "LOCAL_RANK": "0", "WORLD_SIZE": "8"}).identity
+    assert (inner.rank, inner.local_rank, inner.world_size) == (7, 0, 8)
 
 
 def test_argument_beats_variable_beats_default(tmp_path: Path) -> None:

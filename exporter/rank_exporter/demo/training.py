@@ -18,7 +18,7 @@ __all__ = ["agent_url", "start", "train_environ", "write_shards"]
 _SAMPLES = 1024
 # Settings of a job that the demo may itself have been started from.
 _FOREIGN = (
-    *("RANK_EXPORTER_", "TORCHELASTIC_", "SLURM_", "PET_", "MASTER_", "GROUP_", "ROLE_"),
+    *("RANK_EXPORTER_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_", "MASTER_", "GROUP_", "ROLE_"),
     *("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"),
 )
 

@@ -258,7 +258,7 @@ def start(**settings: Any) -> Exporter:
     Settings, each by keyword, else by variable RANK_EXPORTER_<NAME>, else as stated:
 
     - run, rank, local_rank, world_size, host: from torchrun's variables, else from the process group if there is one,
-      else from Slurm's variables (identity.detect)
+      else from mpirun's or Slurm's variables (identity.detect)
     - directory (variable ..._DIR): where segments live, /dev/shm/rank-exporter-<uid>
     - serve: "auto" starts one agent per host, "off" leaves serving to a sidecar
     - port 10911, listen_address all, linger_seconds twice the scrape interval, file_sd_dir none: the agent's
