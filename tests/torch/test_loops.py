@@ -390,6 +390,35 @@ def test_loader_that_a_thread_reads_costs_the_input_alone(
     )
 
 
+def test_training_may_have_a_thread_of_its_own(recording: Any) -> None:
+    """Whoever steps the optimizer is who trains, wherever the exporter was started. The input of the first step alone
+    was not seen, so that the first epoch is none that could be reconciled."""
+    model, data = network(), loader(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+
+    def train() -> None:
+        for _ in range(2):
+            for (batch,) in data:
+                model(batch).mean().backward()
+                optimizer.step()
+            ended.append(recording.snapshot().words[Word.ENDED_EPOCH : Word.ENDED_EPOCH_COMPLETE + 1].tolist())
+
+    ended: list[list[int]] = []
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    found = recording.steps()
+    assert names(found) == [
+        WORK,
+        *[WORK | {"first_batch"}],
+        *[WORK | {"input_ready"}] * 2,
+        *[WORK | {"first_batch"}],
+        *[WORK | {"input_ready"}] * 3,
+    ]
+    assert [(epoch[0], epoch[1], epoch[-1]) for epoch in ended] == [(1, 24, 0), (2, 32, 1)]
+
+
 def test_thread_that_reads_another_loader_is_left_alone(recording: Any) -> None:
     """Where training has a loader of its own, one that is read beside it changes nothing."""
     model, data, other = network(), loader(4), loader(4)

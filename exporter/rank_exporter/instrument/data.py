@@ -87,12 +87,13 @@ class Fetches:
         batch = self._pass_over(fetch(*arguments))
         if not self._elsewhere and is_grad_enabled():
             self._elsewhere = True
-            self._recorder.loses_input(self._loader())
+            self._recorder.finds_input_elsewhere(self._loader())
         return batch
 
     def renew(self) -> None:
         """Workers are kept, and draw for the next epoch now."""
         self.first = True
+        self._elsewhere = False
         loader = self._loader()
         if loader is not None:
             self._skip = getattr(loader, SKIP, 0)
@@ -119,7 +120,7 @@ class Fetches:
         elif self.first:
             # The loop has moved on already, when it asked for this iterator.
             phase = _FIRST_BATCH
-            recorder.moves_on_at_step = False
+            recorder.moves_on_at_step = recorder.input_is_elsewhere = False
         else:
             phase = _INPUT_READY
             recorder.advance()
@@ -173,7 +174,7 @@ class Fetches:
 
     def _end(self) -> None:
         try:
-            self._intake.end()
+            self._intake.end(complete=not self._elsewhere)
         except Exception as error:  # noqa: BLE001 - see Recorder.fault
             self._recorder.fault("samples", error)
 

@@ -138,8 +138,8 @@ class Intake:
         if self._padding is not None and index is not None:
             self._padding.of_next(len(index) if hasattr(index, "__len__") else 1)
 
-    def end(self) -> None:
-        """The loader was read to its end."""
+    def end(self, *, complete: bool) -> None:
+        """The loader was read to its end. ``complete``: all that it handed out was seen."""
         if not self._counts:
             return
         if not self._begun:
@@ -149,4 +149,4 @@ class Intake:
         if self._beside and self._accounts.batches == self._batches_then:
             self._take_over()
         if self._main:
-            self._accounts.end(complete=True)
+            self._accounts.end(complete=complete)

@@ -13,6 +13,7 @@ import functools
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from threading import get_ident
 from typing import Any, Final
 from weakref import WeakKeyDictionary
 
@@ -41,10 +42,19 @@ class _OptimizerHooks:
 
     def before(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.ran = True
-        timeline, recorder = self.timeline, self.recorder
-        if recorder.moves_on_at_step and (self.stepped_ns > recorder.ended_ns or timeline.phase == _BEFORE):
+        if self.recorder.moves_on_at_step:
+            self._moves_on()
+        self.timeline.enter(_OPTIMIZER)
+
+    def _moves_on(self) -> None:
+        recorder = self.recorder
+        if recorder.is_elsewhere():
+            # Whoever steps the optimizer is who trains.
+            recorder.thread = get_ident()
+        elif recorder.input_is_elsewhere and self.stepped_ns > 0:
+            recorder.misses_input()
+        if self.stepped_ns > recorder.ended_ns or self.timeline.phase == _BEFORE:
             recorder.advance()
-        timeline.enter(_OPTIMIZER)
 
     def after(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         timeline, recorder = self.timeline, self.recorder

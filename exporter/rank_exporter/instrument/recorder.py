@@ -31,10 +31,11 @@ _HOLD_NS: Final = 20_000_000
 
 
 class Recorder:
-    """Records one rank. Belongs to the thread that made it; hooks on other threads leave it alone.
+    """Records one rank. Belongs to the thread that made it, or is found to train; hooks on others leave it alone.
 
     ``moves_on_at_forward``: no loader is watched, so that a forward after an optimizer begins the next step;
     ``moves_on_at_step``: none was read for training, so that an optimizer that steps anew does so, if nothing else did.
+    ``input_is_elsewhere``: what seems to be training's loader is read on another thread.
     ``optimizer_is_watched``: without one, each batch, or each forward without a loader, is a step of its own;
     ``has_input`` tells whether there was one since the loop last moved on. ``shard_is_given``: the user names shards,
     so that none is looked for; ``default_shard`` stands for a loader that names none. ``models`` are those watched,
@@ -59,6 +60,7 @@ class Recorder:
         "facts",
         "fed",
         "has_input",
+        "input_is_elsewhere",
         "models",
         "moves_on_at_forward",
         "moves_on_at_step",
@@ -81,6 +83,7 @@ class Recorder:
         self.moves_on_at_step = True
         self.optimizer_is_watched = False
         self.has_input = False
+        self.input_is_elsewhere = False
         self.default_shard = default_shard
         self.shard_is_given = False
         self.models: list[weakref.ref[Any]] = []
@@ -267,12 +270,15 @@ class Recorder:
         self.timeline.unwind()
         return True
 
-    def loses_input(self, loader: Any) -> None:
-        """A loader is read on another thread than the recorder's, so that nobody sees when the loop asks for input. If
-        training has no other loader, its forward or its optimizer tells that it moves on."""
-        if any(known() is not None and known() is not loader for known in self.training_loaders):
-            return
-        self.moves_on_at_forward = self.moves_on_at_step = True
+    def finds_input_elsewhere(self, loader: Any) -> None:
+        """A loader is read on another thread than the recorder's. If training has no other loader, its forward or its
+        optimizer tells that it moves on, and on which thread it is."""
+        if not any(known() is not None and known() is not loader for known in self.training_loaders):
+            self.moves_on_at_forward = self.moves_on_at_step = self.input_is_elsewhere = True
+
+    def misses_input(self) -> None:
+        """Training goes on, and still nobody sees when its loop asks for input."""
+        self.input_is_elsewhere = False
         self.fault(
             "hook",
             "batches are fetched on another thread than the one that trains: how long training waits for them, and "
