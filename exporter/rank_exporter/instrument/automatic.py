@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 
 from .commhook import follow_registration
 from .exporter import Exporter
-from .optimizer import trained_parameters
+from .optimizer import watched_optimizers
 from .recorder import Recorder
 
 __all__ = ["watch_everything", "watch_sharded"]
@@ -45,13 +45,16 @@ def _follow_modes(recorder: Recorder) -> None:
     depth = 0
 
     def look_at(module: Module) -> None:
-        trained = list(trained_parameters())
-        if looked_at.get(module) == len(trained) or any(known() is module for known in recorder.models):
+        optimizers = watched_optimizers()
+        if looked_at.get(module) == len(optimizers) or any(known() is module for known in recorder.models):
             return
-        looked_at[module] = len(trained)
+        looked_at[module] = len(optimizers)
         own = {id(parameter) for parameter in module.parameters()}
-        if any(some and some <= own for some in trained):
-            recorder.models.append(weakref.ref(module))
+        for optimizer in optimizers:
+            trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            if trained and trained <= own:
+                recorder.models.append(weakref.ref(module))
+                return
 
     @functools.wraps(train)
     def followed(self: Any, mode: bool = True) -> Any:

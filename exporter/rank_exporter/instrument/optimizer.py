@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from threading import get_ident
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -24,7 +24,7 @@ from ..errors import SettingError
 from ..phases import Phase
 from .recorder import Recorder
 
-__all__ = ["is_stepping", "trained_parameters", "watch_optimizer"]
+__all__ = ["is_stepping", "watch_optimizer", "watched_optimizers"]
 
 _OPTIMIZER: Final = int(Phase.OPTIMIZER)
 _BEFORE: Final = len(Phase)
@@ -79,10 +79,9 @@ def is_stepping() -> bool:
     return False
 
 
-def trained_parameters() -> Iterator[set[int]]:
-    """Of each optimizer that is watched the identities of its parameters."""
-    for optimizer in list(_watched):
-        yield {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def watched_optimizers() -> list[torch.optim.Optimizer]:
+    """Those that live."""
+    return list(_watched)
 
 
 def _time_scaler() -> None:
