@@ -28,10 +28,13 @@ __all__ = [
     "DASHBOARD_BASE",
     "RULE_FORMATS",
     "RUNBOOK_BASE",
+    "SCRAPE_SECONDS",
     "Alert",
     "alerts",
+    "longest_scrape_interval",
     "render",
     "scale_promql",
+    "shortest_window",
 ]
 
 RULE_FORMATS: tuple[str, ...] = ("prometheus", "prometheusrule", "mimir")
@@ -43,6 +46,9 @@ BASE_WINDOW = "10m"
 
 BASE_FOR = "4m"
 """How long a straggler is late before it alerts, as written in the files."""
+
+SCRAPE_SECONDS = 15
+"""How often agents are scraped, as README, the chart and the examples have it."""
 
 RUNBOOK_BASE = "https://github.com/rank-exporter/rank-exporter/blob/main/rules/runbooks/"
 """Where the runbooks are published; the name of the alert and .md follow."""
@@ -162,6 +168,22 @@ def render(
     return yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=math.inf)
 
 
+def longest_scrape_interval(*, window: str | None = None) -> float:
+    """The longest interval of scrapes, in seconds, with which the pack rendered with ``window`` sees every rank.
+
+    Half of the shortest range that a rule looks back: then one scrape may be lost. Raises RulePackError.
+    """
+    scale = Fraction(1) if window is None else _ratio("window", window, BASE_WINDOW, _SHORTEST_WINDOW_MS)
+    return float(_shortest_range_ms() * scale / 2000)
+
+
+def shortest_window(*, scrape_seconds: float = SCRAPE_SECONDS) -> str:
+    """The shortest ``window`` of render with which every rank is seen if agents are scraped so often."""
+    written = _milliseconds(BASE_WINDOW)
+    assert written  # noqa: S101 a constant of this module
+    return _duration(math.ceil(Fraction(scrape_seconds) * 2000 * written / _shortest_range_ms()))
+
+
 def scale_promql(expr: str, ratio: Fraction) -> str:
     """Return ``expr`` with the durations of its ranges, subqueries and offsets multiplied, and nothing else changed.
 
@@ -174,6 +196,18 @@ def scale_promql(expr: str, ratio: Fraction) -> str:
         return match[0]
 
     return _PROMQL.sub(token, expr)
+
+
+def _shortest_range_ms() -> int:
+    """The shortest range that a rule of the files looks back. What follows a colon is the step of a subquery."""
+    ranges = [
+        _milliseconds(match[0][1:-1].partition(":")[0].strip())
+        for group in _load_groups()
+        for rule in group["rules"]
+        for match in _PROMQL.finditer(rule["expr"])
+        if match.lastgroup == "range"
+    ]
+    return min(filter(None, ranges))
 
 
 # Ten times as fast, where PyYAML was built with it.

@@ -153,7 +153,7 @@ def test_exit_codes(slow: Any, simulate: Any, tmp_path: Path) -> None:
     [
         (("compare", "{spool}#a", "{spool}/none"), "none does not exist: give a directory of step logs"),
         (("compare", "{spool}#a", "{spool}#x"), "run 'x' was not found: there is a, b"),
-        (("compare", "{spool}#a", "{spool}"), "2 runs were found (a, b): name one with --run"),
+        (("compare", "{spool}#a", "{spool}"), "2 runs were found (a, b): name one as in {spool}#RUN"),
         (("compare", "{spool}#a", "http://127.0.0.1:1"), "http://127.0.0.1:1/metrics cannot be read ("),
         (
             ("compare", "a", "b", "--prometheus", "http://127.0.0.1:1"),
@@ -174,7 +174,7 @@ def test_bad_input_is_one_clear_line(
     assert done.exit_code == 2
     assert done.stdout == ""
     (line,) = [line for line in done.stderr.splitlines() if line.startswith(("rank-exporter: ", "Error: "))]
-    assert message in line
+    assert message.format(spool=tmp_path) in line
 
 
 def test_scaling_is_measured_against_the_smallest_run(simulate: Any, on: Any, tmp_path: Path) -> None:

@@ -54,10 +54,10 @@ def chart_path() -> Path:
 
 @pytest.fixture
 def render() -> Callable[..., Objects]:
-    """Renders the chart with values as release `rx` in namespace `monitoring`."""
+    """Renders the chart with values in namespace `monitoring`, as release `rx` unless another name is given."""
 
-    def render(values: dict[str, Any] | None = None, *, chart: Path = CHART) -> Objects:
-        return objects_of(_manifests(chart, values or {}))
+    def render(values: dict[str, Any] | None = None, *, chart: Path = CHART, release: str = "rx") -> Objects:
+        return objects_of(_manifests(chart, values or {}, release))
 
     return render
 
@@ -68,9 +68,9 @@ def notes() -> Callable[..., str]:
     return lambda values=None: _manifests(CHART, values or {})["rank-exporter/templates/NOTES.txt"]
 
 
-def _manifests(chart: Path, values: dict[str, Any]) -> dict[str, str]:
+def _manifests(chart: Path, values: dict[str, Any], release: str = "rx") -> dict[str, str]:
     with Chart.load(chart) as loaded:
-        return loaded.render(values, name="rx", namespace="monitoring")
+        return loaded.render(values, name=release, namespace="monitoring")
 
 
 @pytest.fixture(name="find")

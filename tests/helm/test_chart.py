@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tarfile
 
@@ -13,6 +14,16 @@ from helm_python.chart import lint, package
 
 import rank_exporter
 
+# A name is cut after 40 characters: these have a dot, hyphens or a letter there, of their own or from the chart's name.
+LONG_RELEASES = [
+    *(f"{'a' * before}{edge}{'b' * 5}" for before in (38, 39, 40) for edge in (".", "-", "--")),
+    *("a" * length for length in (25, 26, 39, 40, 53)),
+    f"{'a' * 25}-rank-exporter.prod",
+    "rank-exporter-for-large-language-models.prod.eu",
+    "ml.team-a.prod",
+]
+OBJECT_NAME = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*"
+LABEL_VALUE = r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 GRAFANA = {"title": "Ranks {{ $labels }} <é> &", "uid": "ranks", "templating": {"list": []}}
 
 
@@ -46,6 +57,36 @@ def test_every_object_is_labelled_and_named(render, ci_values):
         assert labels["app.kubernetes.io/instance"] == "rx"
         assert labels["helm.sh/chart"] == f"rank-exporter-{rank_exporter.__version__}"
         assert document["metadata"]["namespace"] in {"monitoring", "team-a", "team-b", "grafana"}
+
+
+@pytest.mark.parametrize("override", ["", "nameOverride", "fullnameOverride"])
+@pytest.mark.parametrize("release", LONG_RELEASES)
+def test_names_are_valid_wherever_they_are_cut(render, chart_path, release, override):
+    """Any name that Helm takes for a release gives objects names of their own, and labels, that Kubernetes takes."""
+    values = yaml.safe_load((chart_path / "ci/secured-values.yaml").read_text())
+    # What renders the rules takes longest, and has no name that others have not.
+    off = {"prometheusRule": {"enabled": False}, "alertmanagerConfig": {"enabled": False}}
+    own = {override: release.replace(".", "-")} if override else {}
+    objects = render({**values, **off, **own}, release=release)
+    assert {"PodMonitor", "ConfigMap", "NetworkPolicy", "Secret"} == {one["kind"] for one in objects}
+    assert len({(one["kind"], one["metadata"]["name"]) for one in objects}) == len(objects)
+    for document in objects:
+        assert re.fullmatch(OBJECT_NAME, document["metadata"]["name"])
+        for value in document["metadata"]["labels"].values():
+            assert re.fullmatch(LABEL_VALUE, value)
+
+
+def test_a_version_with_build_metadata_is_a_valid_label(render, chart_path, tmp_path):
+    """A plus, which labels do not take, becomes an underscore, and a long one is cut where a label may end."""
+    copy = shutil.copytree(chart_path, tmp_path / "chart")
+    version = f"{rank_exporter.__version__}+{'a' * 42}.{'b' * 20}"
+    metadata = yaml.safe_load((copy / "Chart.yaml").read_text())
+    (copy / "Chart.yaml").write_text(yaml.safe_dump({**metadata, "version": version, "appVersion": version}))
+    for document in render(chart=copy):
+        labels = document["metadata"]["labels"]
+        assert labels["helm.sh/chart"].startswith(f"rank-exporter-{rank_exporter.__version__}_a")
+        assert labels["app.kubernetes.io/version"].startswith(f"{rank_exporter.__version__}_a")
+        assert all(re.fullmatch(LABEL_VALUE, value) for value in labels.values())
 
 
 def test_a_package_renders_the_same(render, ci_values, chart_path, tmp_path):

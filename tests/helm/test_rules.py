@@ -115,7 +115,12 @@ def test_switches_severities_and_labels(groups, pack):
     assert rendered.keys() == expected.keys()
     input_straggler, compute_straggler = ("TrainingInputStraggler", 0), ("TrainingComputeStraggler", 0)
     one, other = rendered[input_straggler], rendered[compute_straggler]
-    assert one["labels"] == {**expected[input_straggler]["labels"], "severity": "ticket", "team": "data"}
+    assert one["labels"] == {
+        **expected[input_straggler]["labels"],
+        "severity": "ticket",
+        "shipped_severity": "critical",
+        "team": "data",
+    }
     assert (one["for"], other["for"]) == ("10m", expected[compute_straggler]["for"])
     assert other["labels"] == {**expected[compute_straggler]["labels"], "severity": "page", "team": "ml"}
     path = expected[input_straggler]["annotations"]["dashboard_url"].removeprefix(rulepack.DASHBOARD_BASE)
@@ -124,6 +129,98 @@ def test_switches_severities_and_labels(groups, pack):
     assert other["annotations"]["runbook_url"] == "https://own.example"
     assert other["annotations"]["dashboard"] == "https://grafana.example/d/ranks"
     assert other["annotations"]["summary"] == expected[compute_straggler]["annotations"]["summary"]
+
+
+SEVERITIES = {}
+for alert in rulepack.alerts():
+    SEVERITIES.setdefault(alert.name, set()).add(alert.severity)
+TWO_FORMS = sorted(name for name, of in SEVERITIES.items() if len(of) > 1)
+ONE_SEVERITY = {
+    "one alert each": {"alerts": {name: {"severity": "ticket"} for name in TWO_FORMS}},
+    "one alert as the stronger": {"alerts": {name: {"severity": "critical"} for name in TWO_FORMS}},
+    "all alerts": {"severities": {"critical": "ticket", "warning": "ticket"}},
+}
+
+
+@pytest.mark.parametrize("values", ONE_SEVERITY.values(), ids=ONE_SEVERITY)
+def test_rules_of_one_alert_keep_labels_of_their_own(groups, pack, values, tmp_path):
+    """Where values give both rules of an alert one severity, a label has the shipped one; no other rule gets it."""
+    rendered, expected = _rules(groups(**values)), _rules(pack)
+    for (name, place), rule in rendered.items():
+        if name in TWO_FORMS:
+            assert rule["labels"]["shipped_severity"] == expected[name, place]["labels"]["severity"]
+        else:
+            assert "shipped_severity" not in rule.get("labels", {})
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups(**values)}))
+    done = subprocess.run(
+        ["promtool", "check", "rules", "--lint=duplicate-rules", "--lint-fatal", tmp_path / "rules.yaml"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_another_severity_needs_no_label_more(groups):
+    """Where the severities of an alert's rules stay apart, or an alert has one rule, nothing is added."""
+    rendered = groups(severities={"critical": "page"}, alerts={"TrainingRankStalled": {"severity": "ticket"}})
+    assert "shipped_severity" not in str(rendered)
+
+
+LATE = "run_rank_phase:training_persistent_excess_per_step:ratio"
+# Rank 3 is late and first delays all others, then hardly; turns cost the run half of its time, then a seventh. Between
+# the two one rule of each alert ends while the other begins, and both rules of the turns hold at first.
+RECORDED = {
+    'run:training_skew_budget:ratio{run="late"}': "0.1x80",
+    f'{LATE}{{run="late",rank="3",host="a",phase="input_ready"}}': "0.3x80",
+    f'{LATE}{{run="late",rank="3",host="a",phase="optimizer"}}': "0.3x80",
+    'run_rank:training_delay_caused_per_step:ratio{run="late",rank="3",host="a",window="short"}': "0.3x39 0.01x40",
+    'run:training_exposed_wait_per_step:ratio{run="turns",window="short"}': "0.5x39 0.14x40",
+    'run:training_exposed_wait_per_step:ratio{run="turns",window="long"}': "0.5x39 0.14x40",
+}
+FIRING = {
+    # Time -> alert -> shipped severities of the rules that fire.
+    "15m": {
+        "TrainingInputStraggler": {"critical"},
+        "TrainingComputeStraggler": {"critical"},
+        "TrainingRotatingStragglers": {"critical", "warning"},
+    },
+    "35m": {
+        "TrainingInputStraggler": {"warning"},
+        "TrainingComputeStraggler": {"warning"},
+        "TrainingRotatingStragglers": {"warning"},
+    },
+}
+
+
+@pytest.mark.parametrize("values", [{}, *ONE_SEVERITY.values()], ids=["as shipped", *ONE_SEVERITY])
+def test_both_rules_of_an_alert_fire_whatever_their_severity(groups, values, tmp_path):
+    """Prometheus writes both forms of an alert side by side, and ends one without ending the other."""
+    label = "shipped_severity" if values else "severity"
+    fires = [
+        {
+            "expr": f'count by (alertname, {label}) (ALERTS{{alertstate="firing", alertname=~"{"|".join(alerts)}"}})',
+            "eval_time": when,
+            "exp_samples": [
+                {"labels": f'{{alertname="{name}", {label}="{severity}"}}', "value": 1}
+                for name, severities in alerts.items()
+                for severity in severities
+            ],
+        }
+        for when, alerts in FIRING.items()
+    ]
+    inputs = [{"series": series, "values": values} for series, values in RECORDED.items()]
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": "30s",
+        "tests": [{"interval": "30s", "input_series": inputs, "promql_expr_test": fires}],
+    }
+    (tmp_path / "rules.yaml").write_text(yaml.safe_dump({"groups": groups(**values)}))
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test))
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.parametrize("half", [0, 1])

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import yaml
 from helm_python.errors import HelmRenderError, HelmValuesError
+
+from rank_exporter import catalog, rulepack
+from rank_exporter.cli import main
 
 TLS = {"tls_server_config": {"cert_file": "/tls.crt", "key_file": "/tls.key"}}
 MUTUAL = {
@@ -43,6 +48,10 @@ WRONG = [
         {"prometheusRule": {"skewBudgetRatio": 0}},
         "at '/prometheusRule/skewBudgetRatio': exclusiveMinimum: got 0, want 0",
     ),
+    (
+        {"prometheusRule": {"severities": {"critical": ""}}},
+        "at '/prometheusRule/severities/critical': minLength: got 0, want 1",
+    ),
     ({"operatorLabels": {"release": 1}}, "at '/operatorLabels/release': got number, want string"),
     (
         {"webConfig": {"config": {"basic_auth_users": {"me": "secret"}}}},
@@ -58,6 +67,26 @@ IMPOSSIBLE = [
     (
         {"prometheusRule": {"alerts": {"Nobody": {}}}},
         "prometheusRule.alerts.Nobody: there is no such alert; known are ",
+    ),
+    (
+        {"prometheusRule": {"severities": {"page": "critical"}}},
+        "prometheusRule.severities.page: there is no such severity; known are critical, warning",
+    ),
+    (
+        {"prometheusRule": {"additionalAlertLabels": {"severity": "page", "team": "ml"}}},
+        'prometheusRule.additionalAlertLabels.severity is "page", which no alert would get: use prometheusRule.',
+    ),
+    (
+        {"prometheusRule": {"alerts": {"TrainingBatchSkew": {"labels": {"severity": "page"}}}}},
+        'prometheusRule.alerts.TrainingBatchSkew.labels.severity is "page", which no alert would get: use ',
+    ),
+    (
+        {"prometheusRule": {"additionalAlertLabels": {"run": "llama"}}},
+        'additionalAlertLabels.run is "llama", which would hide what alerts are told apart by: give it another name',
+    ),
+    (
+        {"prometheusRule": {"alerts": {"TrainingRankStalled": {"labels": {"phase": "any"}}}}},
+        'alerts.TrainingRankStalled.labels.phase is "any", which would hide what alerts are told apart by',
     ),
     ({"webConfig": {"enabled": True}}, "webConfig.config is empty"),
     ({"webConfig": {"enabled": True, "config": TLS}}, "podMonitor.scheme is http, so every scrape would fail"),
@@ -97,6 +126,32 @@ def test_an_impossible_combination_is_named(render, values, complaint):
     assert "\n" not in str(caught.value).strip()
 
 
+def test_no_label_that_the_project_gives_alerts_can_be_overwritten(render, chart_path):
+    """Whatever the rules put on alerts and Alertmanager groups or compares them by is refused as another label."""
+    names = set()
+    for alert in rulepack.alerts():
+        for clause in re.findall(r"\b(?:by|on) \(([^)]*)\)", alert.expr):
+            names |= set(clause.replace(",", " ").split())
+    # Not on what an alert's expression gives, but on series that it reads.
+    names -= {"device", "window"}
+    config = yaml.safe_load((chart_path / "rules/alertmanager/alertmanager.yml").read_text())
+    names |= set(config["route"]["group_by"])
+    for rule in config["inhibit_rules"]:
+        names |= set(rule["equal"])
+        names |= {re.match(r"\w+", matcher)[0] for matcher in rule["source_matchers"] + rule["target_matchers"]}
+    assert {"alertname", "severity", "cluster", "namespace", "run", "rank", "host", "reason"} <= names
+    for name in {*names, "phase", "shipped_severity"}:
+        with pytest.raises(HelmRenderError, match=rf"additionalAlertLabels\.{name} is "):
+            render({"prometheusRule": {"additionalAlertLabels": {name: "x"}}})
+
+
+@pytest.mark.parametrize("label", sorted({label for metric in catalog.METRICS for label in metric.labels}))
+def test_no_label_of_the_exporter_is_a_pods(render, label):
+    """Prometheus would rename the exporter's label, which rules and dashboards then look for in vain."""
+    with pytest.raises(HelmRenderError, match=rf"podMonitor\.podTargetLabels has {label}, "):
+        render({"podMonitor": {"podTargetLabels": ["team", label]}})
+
+
 def test_operator_labels_reach_what_the_operator_selects(render, find):
     """operatorLabels stand on each kind that the operator selects by labels, and an object's own labels win."""
     objects = render(
@@ -133,6 +188,36 @@ def test_notes_say_what_to_do_next(notes):
     assert 'release: "monitoring"' in labelled
     assert "--set operatorLabels" not in labelled
     assert "namespace team-a" in labelled
+
+
+@pytest.mark.parametrize(
+    ("values", "command"),
+    [
+        ({"prometheusRule": {"enabled": False}}, "rank-exporter rules --format mimir"),
+        ({"podMonitor": {"enabled": False}, "scrapeAnnotations": {"enabled": True}}, "rank-exporter rules"),
+        ({"dashboards": {"enabled": False}}, "rank-exporter dashboards --write DIRECTORY"),
+        ({"podMonitor": {"interval": "45001ms"}}, "rank-exporter rules --window 20m"),
+    ],
+    ids=["rules", "annotations", "dashboards", "interval"],
+)
+def test_notes_name_the_command_for_what_is_not_installed(notes, values, command):
+    """What is switched off, or of no use as it is installed, is to be had from the command line."""
+    assert command in notes(values)
+    assert command not in notes()
+    verb, *rest = command.split()[1:]
+    known = {option for parameter in main.commands[verb].params for option in parameter.opts}
+    assert {word for word in rest if word.startswith("--")} <= known
+
+
+def test_notes_say_what_is_wrong_with_scraping(notes):
+    """They say so where there is neither PodMonitor nor annotation, and that scrapes are too rare for the rules."""
+    text = notes({"podMonitor": {"enabled": False}, "training": {"port": 9464}})
+    assert "nothing scrapes the training pods yet. Have port 9464 of each scraped" in text
+    longest = f"{rulepack.longest_scrape_interval():g}s"
+    assert "lose sight" not in notes({"podMonitor": {"interval": longest}})
+    slow = notes({"podMonitor": {"interval": f"{longest}1ms"}})
+    assert f"podMonitor.interval is {longest}1ms, but with more than {longest} the rules lose sight" in slow
+    assert "lose sight" in notes({"podMonitor": {"interval": "1h"}})
 
 
 def test_notes_on_annotations(notes):
@@ -193,3 +278,61 @@ def test_alertmanager_config_is_the_shipped_configuration(render, find, chart_pa
     (templates,) = [one for one in find(objects, "ConfigMap") if one["metadata"]["name"].endswith("-templates")]
     shipped_templates = (chart_path / "rules/alertmanager/rank-exporter.tmpl").read_text(encoding="utf-8")
     assert templates["data"] == {"rank-exporter.tmpl": shipped_templates}
+
+
+def _holds(matcher, labels):
+    """Whether a matcher of an AlertmanagerConfig takes an alert; a label that is not there is empty."""
+    value = labels.get(matcher["name"], "")
+    if "~" in matcher["matchType"]:
+        found = re.fullmatch(matcher["value"], value) is not None
+    else:
+        found = value == matcher["value"]
+    return found != matcher["matchType"].startswith("!")
+
+
+def _silenced(objects, find):
+    """Which alert rules of a rendered chart silence which, by their places, if all alerts are of one rank."""
+    (rule,) = find(objects, "PrometheusRule")
+    labels = [
+        {"alertname": one["alert"], **one["labels"]}
+        for group in rule["spec"]["groups"]
+        for one in group["rules"]
+        if "alert" in one
+    ]
+    (config,) = find(objects, "AlertmanagerConfig")
+    silenced = set()
+    for inhibition in config["spec"]["inhibitRules"]:
+        sources, targets = (
+            {place for place, of in enumerate(labels) if all(_holds(matcher, of) for matcher in inhibition[side])}
+            for side in ("sourceMatch", "targetMatch")
+        )
+        # An alert on both sides cannot be silenced by one on both sides, itself included.
+        both = sources & targets
+        silenced |= {
+            (source, target)
+            for source in sources
+            for target in targets
+            if not {source, target} <= both
+            and all(labels[source].get(name) == labels[target].get(name) for name in inhibition["equal"])
+        }
+    return silenced
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"severities": {"critical": "page"}},
+        {"severities": {"critical": "ticket", "warning": "ticket"}},
+        {"alerts": {"TrainingComputeStraggler": {"severity": "ticket"}}},
+        {"alerts": {"TrainingInputStraggler": {"severity": "critical"}}},
+        {"alerts": {"TrainingBatchSkew": {"severity": "warning"}, "TrainingRotatingStragglers": {"severity": "page"}}},
+        {"alerts": {"TrainingTailStraggler": {"severity": "page"}, "TrainingDeviceIdle": {"severity": "critical"}}},
+    ],
+    ids=str,
+)
+def test_inhibition_is_the_same_whatever_severities_are_called(render, find, values):
+    """Cause silences consequence, and no weaker form a stronger one, also where both are given one severity."""
+    routes = {"enabled": True, "receivers": [{"name": "training"}, {"name": "training-page"}]}
+    shipped = _silenced(render({"alertmanagerConfig": routes}), find)
+    assert len(shipped) > 20
+    assert _silenced(render({"alertmanagerConfig": routes, "prometheusRule": values}), find) == shipped

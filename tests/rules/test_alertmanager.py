@@ -10,7 +10,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -95,6 +95,45 @@ def test_inhibition_stays_within_a_run_and_names_alerts_that_exist(config: dict[
         if not {"rank", "host"} <= set(rule["equal"]):
             assert not sources & targets
             assert not targets & STRAGGLERS or sources <= WHOLE_RUN
+
+
+def _matches(matchers: list[str], labels: dict[str, str]) -> bool:
+    """Whether all matchers hold, read as Alertmanager reads them; a label that is not there is empty."""
+    for text in matchers:
+        name, operator, pattern = re.fullmatch(r'(\w+)(=~|!=|=)"(.*)"', text).groups()  # type: ignore[union-attr]
+        value = labels.get(name, "")
+        if operator == "=~":
+            if not re.fullmatch(pattern, value):
+                return False
+        elif (value == pattern) != (operator == "="):
+            return False
+    return True
+
+
+def test_the_weaker_never_silences_the_stronger(config: dict[str, Any]) -> None:
+    """What is only a warning, such as a rank whose delay the others hide, leaves each page alone."""
+    known = {(alert.name, alert.severity) for alert in rulepack.alerts()}
+    assert {severity for _, severity in known} == {"critical", "warning"}
+    forms = [{"alertname": name, "severity": severity} for name, severity in known]
+    silenced = [
+        (source, target)
+        for rule in config["inhibit_rules"]
+        for source in forms
+        for target in forms
+        if _matches(rule["source_matchers"], source) and _matches(rule["target_matchers"], target)
+    ]
+    assert {target["severity"] for _, target in silenced} == {"critical", "warning"}
+    assert [pair for pair in silenced if [one["severity"] for one in pair] == ["warning", "critical"]] == []
+
+
+def test_samples_taken_twice_are_explained_by_nothing_and_explain_no_missing_steps(config: dict[str, Any]) -> None:
+    """Larger batches hold no sample twice, and samples taken twice make no rank's steps fewer."""
+    twice = {"alertname": "TrainingSampleAccountingDiverges", "severity": "warning", "reason": "duplicates"}
+    uneven = {"alertname": "TrainingSampleAccountingDiverges", "severity": "warning"}
+    for side, expected in (("source", 1), ("target", 1)):
+        beyond_itself = [rule for rule in config["inhibit_rules"] if "alertname" not in rule["equal"]]
+        assert sum(_matches(rule[f"{side}_matchers"], uneven) for rule in beyond_itself) == expected
+        assert not any(_matches(rule[f"{side}_matchers"], twice) for rule in beyond_itself)
 
 
 @pytest.mark.parametrize("alert", sorted({alert.name for alert in rulepack.alerts()}))
@@ -192,7 +231,7 @@ def alertmanager(webhook: _Webhook, tmp_path: Path) -> Iterator[str]:
 
 
 def test_cause_silences_its_consequence_and_no_other_rank(alertmanager: str, webhook: _Webhook) -> None:
-    """A real Alertmanager sends one page for the run, without what follows from the input of the same rank."""
+    """A real Alertmanager sends one page for each run, without what follows from the input of the same rank."""
 
     def alert(name: str, severity: str, **labels: str) -> dict[str, Any]:
         return {"labels": {"alertname": name, "run": "llama", "severity": severity, **labels}}
@@ -209,12 +248,22 @@ def test_cause_silences_its_consequence_and_no_other_rank(alertmanager: str, web
             alert("TrainingDeviceIdle", "warning"),
             alert("TrainingRanksMissing", "warning"),
             {"labels": {"alertname": "TrainingDeviceIdle", "run": "other", "severity": "warning"}},
+            # A rank whose delay the others hide: the page is for what the whole run loses.
+            *(
+                {"labels": {"run": "hidden", **labels}}
+                for labels in (
+                    {"alertname": "TrainingInputStraggler", "severity": "warning", **third},
+                    {"alertname": "TrainingComputeStraggler", "severity": "warning", **third},
+                    {"alertname": "TrainingRotatingStragglers", "severity": "critical"},
+                    {"alertname": "TrainingRotatingStragglers", "severity": "warning"},
+                )
+            ),
         ],
         timeout=60,
     )
     assert posted.status_code == 200
     told: dict[tuple[str, str], set[tuple[str, str]]] = {}
-    while len(told) < 3:
+    while len(told) < 5:
         notification = webhook.received.get(timeout=120)
         told[notification["receiver"], notification["groupLabels"]["run"]] = {
             (one["labels"]["alertname"], one["labels"].get("rank", "")) for one in notification["alerts"]
@@ -223,47 +272,139 @@ def test_cause_silences_its_consequence_and_no_other_rank(alertmanager: str, web
         ("training-page", "llama"): {("TrainingInputStraggler", "3"), ("TrainingComputeStraggler", "5")},
         ("training", "llama"): {("TrainingRanksMissing", "")},
         ("training", "other"): {("TrainingDeviceIdle", "")},
+        ("training-page", "hidden"): {("TrainingRotatingStragglers", "")},
+        ("training", "hidden"): {("TrainingInputStraggler", "3")},
     }
     inhibited = httpx.get(f"{alertmanager}/api/v2/alerts", params={"active": "false"}, timeout=60).json()
-    assert {(one["labels"]["alertname"], one["labels"].get("rank", "")) for one in inhibited} == {
-        ("TrainingComputeStraggler", "3"),
-        ("TrainingComputeStraggler", "5"),
-        ("TrainingRotatingStragglers", ""),
-        ("TrainingDeviceIdle", ""),
+    silenced = [(one["labels"]["run"], one["labels"]["alertname"], one["labels"].get("rank", "")) for one in inhibited]
+    assert sorted(silenced) == [
+        ("hidden", "TrainingComputeStraggler", "3"),
+        ("hidden", "TrainingRotatingStragglers", ""),
+        ("llama", "TrainingComputeStraggler", "3"),
+        ("llama", "TrainingComputeStraggler", "5"),
+        ("llama", "TrainingDeviceIdle", ""),
+        ("llama", "TrainingRotatingStragglers", ""),
+    ]
+
+
+def _alert(status: str, name: str, rank: str, phase: str, shard: str) -> dict[str, Any]:
+    labels = {"rank": rank, "host": "node-0", "phase": phase} if rank else {}
+    facts = {"shard": shard, "skew": "23% of the median step, budget 10%", "cost": "1.50 GPU-hours an hour"}
+    return {
+        "status": status,
+        "labels": {"alertname": name, "run": "llama", **labels},
+        "annotations": {
+            **(facts if rank else {}),
+            "dashboard_url": "https://example.com/d/rank",
+            "runbook_url": f"https://example.com/{name}.md",
+            "description": "It is late.",
+        },
+        "startsAt": "2026-01-02T03:04:05Z",
+        "endsAt": "2026-01-02T03:24:05Z" if status == "resolved" else "0001-01-01T00:00:00Z",
+        "generatorURL": "",
+        "fingerprint": rank,
     }
 
 
-def test_template_puts_rank_host_shard_skew_and_runbook_first(tmp_path: Path) -> None:
-    """Rendered by amtool itself, for one alert that fires and one that is over."""
-    data = {
-        "receiver": "training-page",
-        "status": "firing",
-        "alerts": [
-            _alert("firing", "TrainingInputStraggler", "10", "input_ready", "s3://data/00.tar"),
-            _alert("resolved", "TrainingComputeStraggler", "9", "optimizer", "unknown"),
-            _alert("resolved", "TrainingRanksMissing", "", "", ""),
-        ],
-        "groupLabels": {"run": "llama"},
-        "commonLabels": {"run": "llama", "namespace": "team-a"},
-        "commonAnnotations": {},
-        "externalURL": "http://127.0.0.1:9093",
-    }
-    (tmp_path / "data.json").write_text(json.dumps(data), encoding="utf-8")
+def _late(status: str, rank: str) -> dict[str, Any]:
+    return _alert(status, "TrainingInputStraggler", rank, "input_ready", "unknown")
 
-    def render(name: str) -> str:
+
+@pytest.fixture
+def rendered(tmp_path: Path) -> Callable[..., str]:
+    """What a template says of alerts, rendered by amtool itself."""
+
+    def rendered(name: str, alerts: list[dict[str, Any]], **common: str) -> str:
+        data = {
+            "receiver": "training-page",
+            "status": "firing" if any(alert["status"] == "firing" for alert in alerts) else "resolved",
+            "alerts": alerts,
+            "groupLabels": {"run": common.get("run", "")},
+            "commonLabels": common,
+            "commonAnnotations": {},
+            "externalURL": "http://127.0.0.1:9093",
+        }
+        (tmp_path / "data.json").write_text(json.dumps(data), encoding="utf-8")
         return _amtool(
             "template",
             "render",
             f"--template.glob={FOLDER / '*.tmpl'}",
             f"--template.data={tmp_path / 'data.json'}",
-            f'--template.text={{{{ template "{name}" . }}}}',
+            f'--template.text={{{{ template "rank_exporter.{name}" . }}}}',
         )
 
-    title = render("rank_exporter.title")
-    assert title.strip() == (
-        "[FIRING:1] run llama (team-a): rank 10 input_ready, rank 9 optimizer, TrainingRanksMissing"
-    )
-    text = render("rank_exporter.text")
+    return rendered
+
+
+def _errors(status: str, host: str) -> dict[str, Any]:
+    """Errors that an agent met itself, on behalf of no run."""
+    alert = _alert(status, "TrainingExporterErrors", "", "", "")
+    return {**alert, "labels": {"alertname": "TrainingExporterErrors", "host": host, "reason": "file_sd"}}
+
+
+TITLES = {
+    "firing first": (
+        [
+            *(_late("resolved", rank) for rank in "123"),
+            _late("firing", "7"),
+        ],
+        {"run": "llama", "namespace": "team-a"},
+        "[FIRING:1] run llama (team-a): rank 7 input_ready",
+    ),
+    "more than three": (
+        [_late("resolved", "0"), *(_late("firing", rank) for rank in "1234")],
+        {"run": "llama"},
+        "[FIRING:4] run llama: rank 1 input_ready, rank 2 input_ready, rank 3 input_ready, …",
+    ),
+    "three and one over": (
+        [*(_late("firing", rank) for rank in "123"), _late("resolved", "4")],
+        {"run": "llama"},
+        "[FIRING:3] run llama: rank 1 input_ready, rank 2 input_ready, rank 3 input_ready",
+    ),
+    "all over": (
+        [_late("resolved", "1"), _late("resolved", "2")],
+        {"run": "llama"},
+        "[RESOLVED] run llama: rank 1 input_ready, rank 2 input_ready",
+    ),
+    "an agent": (
+        [_errors("firing", "node-7")],
+        {"host": "node-7", "cluster": "eu"},
+        "[FIRING:1] host node-7: TrainingExporterErrors",
+    ),
+    "agents of a cluster": (
+        [_errors("resolved", "node-6"), _errors("firing", "node-7"), _errors("firing", "node-8")],
+        {"cluster": "eu", "namespace": "team-a"},
+        "[FIRING:2] cluster eu (team-a): TrainingExporterErrors on node-7, TrainingExporterErrors on node-8",
+    ),
+    "agents": (
+        [_errors("firing", "node-7"), _errors("firing", "node-8")],
+        {"alertname": "TrainingExporterErrors"},
+        "[FIRING:2] TrainingExporterErrors on node-7, TrainingExporterErrors on node-8",
+    ),
+    "agents without a label in common": (
+        [_errors("firing", "node-7"), _errors("firing", "node-8")],
+        {},
+        "[FIRING:2] TrainingExporterErrors on node-7, TrainingExporterErrors on node-8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("alerts", "common", "title"), TITLES.values(), ids=TITLES)
+def test_title_names_what_fires_and_where(
+    rendered: Callable[..., str], alerts: list[dict[str, Any]], common: dict[str, str], title: str
+) -> None:
+    """While anything fires, only that is named; what belongs to no run is named by its host, or else its cluster."""
+    assert rendered("title", alerts, **common) == title
+
+
+def test_template_puts_rank_host_shard_skew_and_runbook_first(rendered: Callable[..., str]) -> None:
+    """Of one alert that fires and others that are over, whatever order they come in."""
+    alerts = [
+        _alert("resolved", "TrainingComputeStraggler", "9", "optimizer", "unknown"),
+        _alert("firing", "TrainingInputStraggler", "10", "input_ready", "s3://data/00.tar"),
+        _alert("resolved", "TrainingRanksMissing", "", "", ""),
+    ]
+    text = rendered("text", alerts, run="llama", namespace="team-a")
     assert text.strip().splitlines() == [
         "Rank:      10",
         "Host:      node-0",
@@ -295,22 +436,3 @@ def test_template_puts_rank_host_shard_skew_and_runbook_first(tmp_path: Path) ->
         "TrainingRanksMissing since 2026-01-02 03:04:05 UTC, resolved 2026-01-02 03:24:05 UTC",
         "It is late.",
     ]
-
-
-def _alert(status: str, name: str, rank: str, phase: str, shard: str) -> dict[str, Any]:
-    labels = {"rank": rank, "host": "node-0", "phase": phase} if rank else {}
-    facts = {"shard": shard, "skew": "23% of the median step, budget 10%", "cost": "1.50 GPU-hours an hour"}
-    return {
-        "status": status,
-        "labels": {"alertname": name, "run": "llama", **labels},
-        "annotations": {
-            **(facts if rank else {}),
-            "dashboard_url": "https://example.com/d/rank",
-            "runbook_url": f"https://example.com/{name}.md",
-            "description": "It is late.",
-        },
-        "startsAt": "2026-01-02T03:04:05Z",
-        "endsAt": "2026-01-02T03:24:05Z" if status == "resolved" else "0001-01-01T00:00:00Z",
-        "generatorURL": "",
-        "fingerprint": rank,
-    }

@@ -11,8 +11,10 @@ from typing import Any
 import promql_parser
 import pytest
 import yaml
+from click.testing import CliRunner, Result
 
 from rank_exporter import rulepack
+from rank_exporter.cli import main
 from rank_exporter.errors import RankExporterError, RulePackError
 
 _DURATION_IN_TREE = re.compile(r"\b([\d.]+)(ms|s)\b(?=[,\n])")
@@ -242,6 +244,84 @@ def test_alerts_are_listed_with_their_runbooks() -> None:
         assert rule["annotations"]["runbook_url"] == alert.runbook_url
         assert rule["labels"]["severity"] == alert.severity
         assert alert.runbook_url == rulepack.RUNBOOK_BASE + f"{alert.name}.md"
+
+
+@pytest.mark.parametrize("window", [None, "1m", "200s", "1h"])
+@pytest.mark.parametrize(("longer", "seen"), [(1, True), (1.05, False)], ids=["as often as needed", "less often"])
+def test_ranks_are_seen_if_scrapes_are_as_often_as_is_said(
+    window: str | None, longer: float, seen: bool, tmp_path: Path
+) -> None:
+    """Each evaluation sees each rank though every third scrape is lost; with a longer interval some do not."""
+    interval = rulepack.longest_scrape_interval(window=window)
+    ratio = interval / rulepack.longest_scrape_interval()
+    scrape, evaluation, end = round(interval * longer * 1000), round(30_000 * ratio), round(3_600_000 * ratio)
+    count = end // scrape + 1
+    values = " ".join("_" if number % 3 == 2 else str(number) for number in range(count))
+    evaluations = end // evaluation
+    test = {
+        "rule_files": ["rules.yaml"],
+        "evaluation_interval": f"{evaluation}ms",
+        "tests": [
+            {
+                "interval": f"{scrape}ms",
+                "input_series": [
+                    {"series": f'training_steps_total{{run="r",rank="{rank}",host="a"}}', "values": values}
+                    for rank in "01"
+                ],
+                "promql_expr_test": [
+                    {
+                        "expr": f"count_over_time(run:training_ranks_reporting:count[{end}ms]) >= bool {evaluations}",
+                        "eval_time": f"{end}ms",
+                        "exp_samples": [{"labels": '{run="r"}', "value": int(seen)}],
+                    }
+                ],
+            }
+        ],
+    }
+    (tmp_path / "rules.yaml").write_text(rulepack.render(window=window), encoding="utf-8")
+    (tmp_path / "test.yaml").write_text(yaml.safe_dump(test), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", "test.yaml"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def _command(*arguments: str) -> Result:
+    done = CliRunner().invoke(main, ["rules", *arguments])
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_a_window_too_short_for_the_usual_scrapes_is_said_in_one_line() -> None:
+    """The rules are printed all the same: whoever scrapes as often as is said can use them."""
+    shortest = rulepack.shortest_window()
+    assert rulepack.longest_scrape_interval(window=shortest) == rulepack.SCRAPE_SECONDS
+    short = _command("--window", "1m")
+    assert short.stdout == rulepack.render(window="1m")
+    assert short.stderr == (
+        "rank-exporter: the rules of --window 1m need a scrape every 4.5 s or more often; "
+        f"for one every 15 s give --window {shortest} or more\n"
+    )
+    for long in ([], ["--window", shortest], ["--window", "1h"], ["--for", "1s"]):
+        assert _command(*long).stderr == ""
+
+
+def test_help_says_how_often_to_scrape() -> None:
+    """The figures in the text of --window are those of the pack."""
+    text = " ".join(_command("--help").stdout.split())
+    shipped, short = rulepack.longest_scrape_interval(), rulepack.longest_scrape_interval(window="1m")
+    assert f"at least every {shipped:g} s with {rulepack.BASE_WINDOW}, every {short:g} s with 1m." in text
+
+
+def test_scrapes_are_everywhere_as_often_as_the_note_assumes() -> None:
+    """README, the example and the chart have one interval."""
+    root = Path(__file__).parents[2]
+    usual = f"{rulepack.SCRAPE_SECONDS}s"
+    assert set(re.findall(r"scrape_interval: (\w+)", (root / "README.md").read_text(encoding="utf-8"))) == {usual}
+    example = yaml.safe_load((root / "helm/examples/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    assert example["global"]["scrape_interval"] == usual
+    chart = yaml.safe_load((root / "helm/rank-exporter/values.yaml").read_text(encoding="utf-8"))
+    assert chart["podMonitor"]["interval"] == usual
 
 
 def test_addresses_are_those_asked_for() -> None:

@@ -14,8 +14,10 @@ from .samples_load import Found, from_agents, from_prometheus, load_samples
 __all__ = ["load_accounts"]
 
 
-def load_accounts(sources: Sources, paths: Sequence[Path], *, run: str) -> list[EpochSamples] | str:
-    """What each process of the run took, or, in one line, why that is not known.
+def load_accounts(
+    sources: Sources, paths: Sequence[Path], *, run: str, option: str = "--samples"
+) -> list[EpochSamples] | str:
+    """What each process of the run took, or, in one line, why that is not known. ``option`` is what gives ``paths``.
 
     Files of identifiers (``paths``, and those among the step logs) come first, since they tell most; without any,
     digests from agents and Prometheus.
@@ -36,4 +38,4 @@ def load_accounts(sources: Sources, paths: Sequence[Path], *, run: str) -> list[
     try:
         return found.of_runs([run])
     except SourceError:
-        return "no samples of the run are known: let an epoch end, or give --samples (RANK_EXPORTER_SAMPLE_IDS_DIR)"
+        return f"no samples of the run are known: let an epoch end, or give {option} (RANK_EXPORTER_SAMPLE_IDS_DIR)"

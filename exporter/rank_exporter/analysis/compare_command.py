@@ -92,7 +92,7 @@ def _reconciled(trials: list[Trial], samples_a: tuple[Path, ...], samples_b: tup
 
     accounts = []
     for (observation, sources), paths, which in zip(trials, (samples_a, samples_b), "AB", strict=True):
-        found = load_accounts(sources, paths, run=observation.profile.run)
+        found = load_accounts(sources, paths, run=observation.profile.run, option=f"--samples-{which.lower()}")
         if isinstance(found, str):
             return f"{which}: {found}"
         accounts.append(found)

@@ -52,22 +52,16 @@ def moment(_ctx: click.Context, _param: click.Parameter, text: str | None) -> fl
     return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
 
 
-_SOURCES: Final = (
-    click.option(
-        "--agent", "agents", multiple=True, metavar="URL", help="A live agent, http://HOST:10911; repeatable."
-    ),
-    click.option("--prometheus", metavar="URL", help="A Prometheus; needs --run."),
-    click.option(
-        "--spool",
-        "--step-log",
-        "spools",
-        multiple=True,
-        metavar="PATH",
-        type=click.Path(path_type=Path),
-        help="Step logs: a file or the directory of RANK_EXPORTER_STEP_LOG_DIR; repeatable.",
-    ),
-    click.option("--run", metavar="NAME", help="Which run, where there are several."),
-    click.option("--generation", type=int, metavar="N", help="Which generation of records.  [default: the latest]"),
+_SPOOL: Final = click.option(
+    "--spool",
+    "--step-log",
+    "spools",
+    multiple=True,
+    metavar="PATH",
+    type=click.Path(path_type=Path),
+    help="Step logs: a file or the directory of RANK_EXPORTER_STEP_LOG_DIR; repeatable.",
+)
+_PART: Final = (
     click.option("--steps", "steps", callback=step_range, metavar="N..M", help="Judge these steps of records."),
     click.option("--last-steps", type=click.IntRange(min=1), metavar="N", help="Judge the latest N steps of records."),
     click.option(
@@ -76,6 +70,22 @@ _SOURCES: Final = (
     click.option(
         "--until", callback=moment, metavar="TIME", help="End of that window.  [default: the run's last step]"
     ),
+)
+_SOURCES: Final = (
+    click.option(
+        "--agent", "agents", multiple=True, metavar="URL", help="A live agent, http://HOST:10911; repeatable."
+    ),
+    click.option("--prometheus", metavar="URL", help="A Prometheus; needs --run."),
+    _SPOOL,
+    click.option("--run", metavar="NAME", help="Which run, where there are several."),
+    click.option("--generation", type=int, metavar="N", help="Which generation of records.  [default: the latest]"),
+    *_PART,
+)
+# Here the arguments name the runs.
+_TRIALS: Final = (
+    click.option("--prometheus", metavar="URL", help="A Prometheus; the arguments are names of its runs."),
+    _SPOOL,
+    *_PART,
 )
 
 
@@ -109,9 +119,6 @@ def _sources(options: Mapping[str, Any]) -> Sources:
         span=Span(seconds=options["last"], until=options["until"]),
         window=Window(first=first, last=last, number=options["last_steps"]),
     )
-
-
-_TRIALS: Final = _SOURCES[1:3] + _SOURCES[5:]
 
 
 def trial_options(command: Command) -> Command:

@@ -287,7 +287,7 @@ class _Judge:
         if cut and any(finding.kind in ("omitted", "differs") for finding in self.findings):
             self.unknown.append(
                 f"epoch {self._epoch}: {_ranks(cut)} ended without a word: what was taken in the last second may count "
-                "as omitted, give --resumed-from where training went on from a checkpoint"
+                "as omitted, give reconcile --resumed-from where training went on from a checkpoint"
             )
 
     def _compare(self, expected: Expected) -> None:

@@ -23,7 +23,8 @@ _AT_ONCE = 16
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sources:
     """Where a run is to be found. ``agents``: addresses. ``prometheus``: an address, needs ``run``. ``spools``: files
-    or directories of step logs. ``span`` is for Prometheus, ``window`` and ``generation`` are for records."""
+    or directories of step logs. ``span`` is for Prometheus, ``window`` and ``generation`` are for records. ``naming``
+    says, in a message, how one of several runs is named."""
 
     agents: tuple[str, ...] = ()
     prometheus: str | None = None
@@ -32,6 +33,7 @@ class Sources:
     generation: int | None = None
     span: Span = field(default_factory=Span)
     window: Window = field(default_factory=Window)
+    naming: str = "with --run"
 
     def __str__(self) -> str:
         return ", ".join([*self.agents, *filter(None, [self.prometheus]), *map(str, self.spools)])
@@ -53,14 +55,15 @@ def load_run(sources: Sources) -> tuple[Observation, list[str]]:
     seconds = None
     if sources.prometheus:
         if sources.run is None:
-            raise SourceError(f"which run of {sources.prometheus}? Name one with --run")
+            raise SourceError(f"which run of {sources.prometheus}? Name one {sources.naming}")
         profile, _ = load_prometheus(sources.prometheus, run=sources.run, span=sources.span)
         profiles.append(profile)
         seconds = None if records else sources.span.seconds
     if problems and not profiles and not any(len(steps.records) for steps in records):
         raise SourceError(problems[0])
     records = [steps for steps in records if len(steps.records)]
-    run = sources.run or _only([*(one.run for one in profiles), *(steps.run for steps in records)])
+    found = {*(one.run for one in profiles), *(steps.run for steps in records)}
+    run = sources.run or _only(sorted(found), sources.naming)
     observation = observe(
         records,
         merged_profiles(one for one in profiles if run in (None, one.run)),
@@ -76,11 +79,10 @@ def load_run(sources: Sources) -> tuple[Observation, list[str]]:
     return observation, problems
 
 
-def _only(runs: Sequence[str]) -> str | None:
-    distinct = sorted(set(runs))
-    if len(distinct) > 1:
-        raise SourceError(f"{len(distinct)} runs were found ({', '.join(distinct)}): name one with --run")
-    return distinct[0] if distinct else None
+def _only(runs: Sequence[str], naming: str) -> str | None:
+    if len(runs) > 1:
+        raise SourceError(f"{len(runs)} runs were found ({', '.join(runs)}): name one {naming}")
+    return runs[0] if runs else None
 
 
 def _add(found: Found, records: list[RankSteps], problems: list[str]) -> None:

@@ -29,6 +29,6 @@ def load_trial(text: str, common: Sources) -> tuple[Trial, list[str]]:
             raise SourceError(
                 f"{place} does not exist: give a directory of step logs, an agent's address, or --prometheus with runs"
             )
-        sources = dataclasses.replace(common, run=run or None, **own)
+        sources = dataclasses.replace(common, run=run or None, naming=f"as in {place}#RUN", **own)
     observation, problems = load_run(sources)
     return (observation, dataclasses.replace(sources, run=observation.profile.run)), problems

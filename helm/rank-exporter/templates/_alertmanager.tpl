@@ -1,4 +1,4 @@
-{{/* A matcher such as severity="critical", as a matcher of an AlertmanagerConfig. Arguments: root, text. */}}
+{{/* A matcher such as severity="critical", as the matcher of an AlertmanagerConfig, as JSON. Arguments: root, text. */}}
 {{- define "rank-exporter.matcher" -}}
 {{- $severities := (index . 0).Values.prometheusRule.severities -}}
 {{- $text := index . 1 -}}
@@ -43,20 +43,48 @@
 {{- toJson $names -}}
 {{- end -}}
 
+{{/*
+An inhibition of alertmanager.yml as inhibitions of an AlertmanagerConfig, as a JSON list. Where values gave several rules
+of an alert one severity, a second one goes by the severity that they were shipped with. Arguments: root, inhibition,
+whether there are such rules.
+*/}}
+{{- define "rank-exporter.inhibitions" -}}
+{{- $root := index . 0 -}}
+{{- $rule := index . 1 -}}
+{{- $merged := index . 2 -}}
+{{- $severity := "^\\s*severity\\b" -}}
+{{- $told := false -}}
+{{- range concat $rule.source_matchers $rule.target_matchers -}}
+{{- $told = or $told (regexMatch $severity .) -}}
+{{- end -}}
+{{- $inhibitions := list -}}
+{{- range $label := ternary (list "severity" "shipped_severity") (list "severity") (and $merged $told) -}}
+{{- $inhibition := dict "equal" (default list $rule.equal) -}}
+{{- range $side, $texts := dict "sourceMatch" $rule.source_matchers "targetMatch" $rule.target_matchers -}}
+{{- $matchers := list -}}
+{{- range $text := $texts -}}
+{{- $matchers = append $matchers (include "rank-exporter.matcher" (list $root (regexReplaceAll $severity $text $label)) | fromJson) -}}
+{{- if and $merged (eq $label "severity") (regexMatch $severity $text) -}}
+{{- $matchers = append $matchers (dict "name" "shipped_severity" "matchType" "!~" "value" ".+") -}}
+{{- end -}}
+{{- end -}}
+{{- $_ := set $inhibition $side $matchers -}}
+{{- end -}}
+{{- $inhibitions = append $inhibitions $inhibition -}}
+{{- end -}}
+{{- toJson $inhibitions -}}
+{{- end -}}
+
 {{/* Route and inhibition of rules/alertmanager/alertmanager.yml as the spec of an AlertmanagerConfig, as YAML. */}}
 {{- define "rank-exporter.alertmanagerConfigSpec" -}}
 {{- $shipped := .Files.Get "rules/alertmanager/alertmanager.yml" | fromYaml -}}
 {{- $route := include "rank-exporter.route" (list . $shipped.route) | fromYaml -}}
-{{- $alerts := (include "rank-exporter.rules" . | fromYaml).alerts -}}
-{{- $ours := dict "name" "alertname" "matchType" "=~" "value" (join "|" $alerts) -}}
+{{- $rules := include "rank-exporter.rules" . | fromYaml -}}
+{{- $ours := dict "name" "alertname" "matchType" "=~" "value" (join "|" $rules.alerts) -}}
 {{- $_ := set $route "matchers" (prepend (default list $route.matchers) $ours) -}}
 {{- $inhibitions := list -}}
 {{- range $rule := default list $shipped.inhibit_rules -}}
-{{- $sources := list -}}
-{{- range $rule.source_matchers -}}{{- $sources = append $sources (include "rank-exporter.matcher" (list $ .) | fromJson) -}}{{- end -}}
-{{- $targets := list -}}
-{{- range $rule.target_matchers -}}{{- $targets = append $targets (include "rank-exporter.matcher" (list $ .) | fromJson) -}}{{- end -}}
-{{- $inhibitions = append $inhibitions (dict "sourceMatch" $sources "targetMatch" $targets "equal" (default list $rule.equal)) -}}
+{{- $inhibitions = concat $inhibitions (include "rank-exporter.inhibitions" (list $ $rule $rules.merged) | fromJsonArray) -}}
 {{- end -}}
 {{- dict "route" $route "receivers" .Values.alertmanagerConfig.receivers "inhibitRules" $inhibitions | toYaml -}}
 {{- end -}}

@@ -1,12 +1,14 @@
 {{/*
-The groups of the files under rules/, as YAML: {groups: [...], alerts: [names]}. Groups of one name become one, with
-records before alerts, as `rank-exporter rules` does it; then the values of prometheusRule are applied to what was
-parsed, so that templates in annotations pass through untouched.
+The groups of the files under rules/, as YAML: {groups: [...], alerts: [names], merged: whether values gave several
+rules of an alert one severity}. Groups of one name become one, with records before alerts, as `rank-exporter rules` does
+it; then the values of prometheusRule are applied to what was parsed, so that templates in annotations pass through
+untouched.
 */}}
 {{- define "rank-exporter.rules" -}}
 {{- $order := list -}}
 {{- $groups := dict -}}
 {{- $alerts := list -}}
+{{- $severities := list -}}
 {{- range $folder := list "recording" "alerts" -}}
 {{- range $path, $_ := $.Files.Glob (printf "rules/%s/*.yaml" $folder) -}}
 {{- $document := $.Files.Get $path | fromYaml -}}
@@ -21,7 +23,10 @@ parsed, so that templates in annotations pass through untouched.
 {{- $known := get $groups $group.name -}}
 {{- $_ := set $known "rules" (concat $known.rules $group.rules) -}}
 {{- range $rule := $group.rules -}}
-{{- with $rule.alert -}}{{- $alerts = append $alerts . -}}{{- end -}}
+{{- if $rule.alert -}}
+{{- $alerts = append $alerts $rule.alert -}}
+{{- $severities = append $severities $rule.labels.severity -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -34,19 +39,41 @@ parsed, so that templates in annotations pass through untouched.
 {{- fail (printf "prometheusRule.alerts.%s: there is no such alert; known are %s" $name (join ", " ($alerts | uniq))) -}}
 {{- end -}}
 {{- end -}}
+{{- range $name, $_ := .Values.prometheusRule.severities -}}
+{{- if not (has $name $severities) -}}
+{{- fail (printf "prometheusRule.severities.%s: there is no such severity; known are %s" $name ($severities | uniq | sortAlpha | join ", ")) -}}
+{{- end -}}
+{{- end -}}
 {{- $finished := list -}}
+{{- $labelled := dict -}}
 {{- range $name := $order -}}
 {{- $group := get $groups $name -}}
 {{- $rules := list -}}
 {{- range $rule := $group.rules -}}
 {{- $finish := include "rank-exporter.rule" (list $ $rule) -}}
-{{- if $finish -}}{{- $rules = append $rules ($finish | fromYaml) -}}{{- end -}}
+{{- if $finish -}}
+{{- $finish = fromYaml $finish -}}
+{{- $rules = append $rules $finish -}}
+{{- if $rule.alert -}}
+{{- $key := printf "%s %s" $rule.alert (toJson $finish.labels) -}}
+{{- $pair := dict "labels" $finish.labels "shipped" $rule.labels.severity -}}
+{{- $_ := set $labelled $key (append (get $labelled $key | default list) $pair) -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 {{- if $rules -}}
 {{- $finished = append $finished (set $group "rules" $rules) -}}
 {{- end -}}
 {{- end -}}
-{{- dict "groups" $finished "alerts" ($alerts | uniq | sortAlpha) | toYaml -}}
+{{- /* Rules of one alert with the same labels would write the same series, and resolve each other's alerts. */ -}}
+{{- $merged := false -}}
+{{- range $pairs := $labelled -}}
+{{- if gt (len $pairs) 1 -}}
+{{- $merged = true -}}
+{{- range $pairs -}}{{- $_ := set .labels "shipped_severity" .shipped -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- dict "groups" $finished "alerts" ($alerts | uniq | sortAlpha) "merged" $merged | toYaml -}}
 {{- end -}}
 
 {{/* One rule with the values applied, as YAML; nothing for an alert that is switched off. Arguments: root, rule. */}}

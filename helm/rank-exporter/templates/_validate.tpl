@@ -15,13 +15,35 @@
 {{- fail (printf "%s.enabled needs to know the namespaces, but training.anyNamespace is true: list them in training.namespaces instead" $what) -}}
 {{- end -}}
 {{- end -}}
+{{- $own := list "run" "rank" "host" "phase" "shard" "device" "reason" "backend" "bucket" "clock" "complete" "digest" "epoch" -}}
+{{- $own = concat $own (list "framework" "group" "local_rank" "padded" "process" "samples" "started" "state" "version" "waits_in" "world_size") -}}
 {{- range $label := $monitor.podTargetLabels -}}
-{{- if has (regexReplaceAll "[^A-Za-z0-9_]" $label "_") (list "run" "rank" "host" "phase" "shard") -}}
+{{- if has (regexReplaceAll "[^A-Za-z0-9_]" $label "_") $own -}}
 {{- fail (printf "podMonitor.podTargetLabels has %s, which the exporter's own label of that name would clash with: rename the pod's label" $label) -}}
 {{- end -}}
 {{- end -}}
+{{- include "rank-exporter.validateAlertLabels" . -}}
 {{- include "rank-exporter.validateWebConfig" . -}}
 {{- include "rank-exporter.validateReceivers" . -}}
+{{- end -}}
+
+{{/* Labels for alerts that would be ignored, or would hide what alerts are told apart by. */}}
+{{- define "rank-exporter.validateAlertLabels" -}}
+{{- $rule := .Values.prometheusRule -}}
+{{- $given := dict "prometheusRule.additionalAlertLabels" $rule.additionalAlertLabels -}}
+{{- range $name, $own := $rule.alerts -}}
+{{- $_ := set $given (printf "prometheusRule.alerts.%s.labels" $name) (dig "labels" dict (default dict $own)) -}}
+{{- end -}}
+{{- range $path, $labels := $given -}}
+{{- range $label, $value := $labels -}}
+{{- if eq $label "severity" -}}
+{{- fail (printf "%s.severity is %q, which no alert would get: use prometheusRule.severities, or prometheusRule.alerts.NAME.severity" $path $value) -}}
+{{- end -}}
+{{- if has $label (list "alertname" "cluster" "namespace" "run" "rank" "host" "phase" "reason" "shipped_severity") -}}
+{{- fail (printf "%s.%s is %q, which would hide what alerts are told apart by: give it another name" $path $label $value) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "rank-exporter.validateWebConfig" -}}
