@@ -41,6 +41,8 @@ __all__ = [
     "PHASE_IN_PROGRESS",
     "PROCESS_CPUS_ALLOWED",
     "PROCESS_CPU_SECONDS",
+    "RANK_ALIGNED_STEPS",
+    "RANK_DELAY_CAUSED",
     "RANK_INFO",
     "RECORDING_SECONDS",
     "SAMPLES",
@@ -218,6 +220,18 @@ DELAY_CAUSED = Metric(
     "until it was, by the phase in which it exceeded the median most.",
     labels=(*PER_RANK, "shard", "phase"),
 )
+RANK_ALIGNED_STEPS = Metric(
+    name="training_rank_aligned_steps_total",
+    kind="counter",
+    help="Aligned steps in which this rank was compared with the others. Absent while the rank cannot be asked.",
+)
+RANK_DELAY_CAUSED = Metric(
+    name="training_rank_delay_caused_seconds_total",
+    kind="counter",
+    help="training_delay_caused_seconds_total of this rank whatever the shard, and in input_ready from 0 on, so that "
+    "no part is lost however often the shard changes. Absent while the rank cannot be asked.",
+    labels=(*PER_RANK, "phase"),
+)
 GC_PAUSE_SECONDS = Metric(
     name="training_gc_pause_seconds_total",
     kind="counter",
@@ -321,6 +335,8 @@ STEP_ALIGNED: tuple[Metric, ...] = (
     STEP_SKEW,
     LAST_RANK_STEPS,
     DELAY_CAUSED,
+    RANK_ALIGNED_STEPS,
+    RANK_DELAY_CAUSED,
 )
 """What the agent beside rank 0 publishes once it compares the ranks of a run step by step."""
 

@@ -329,7 +329,7 @@ def _wait_light() -> Panel:
     def spent(series: str, matchers: str) -> str:
         return f"sum by ({BY_RUN}) (rate({series}{{{RUN},{matchers}}}[10m]))"
 
-    some = spent("training_delay_caused_seconds_total", 'phase="input_ready"')
+    some = spent("training_rank_delay_caused_seconds_total", 'phase="input_ready"')
     caused = f"({some} or on ({BY_RUN}) {aligned()})"
     step = (
         f'avg by ({BY_RUN}) (sum by ({BY_RANK}) (rate(training_phase_duration_seconds_sum{{{RUN},phase="step"}}[10m])))'

@@ -148,6 +148,15 @@ def test_an_agent_that_lies_costs_its_own_ranks_steps_alone(
         assert near.value("training_exposed_wait_seconds_total", run=lie) == pytest.approx(2 * 0.04 * STEPS), lie
         caused = near.values("training_delay_caused_seconds_total", run=lie)
         assert caused == {("node-0", "input_ready", "2", "shard-2"): pytest.approx(0.04 * STEPS)}, lie
+        # Of the rank that cannot be asked nothing is told, of the others that it is 0.
+        assert near.values("training_rank_aligned_steps_total", run=lie) == {
+            ("node-0", str(rank)): STEPS for rank in range(3)
+        }, lie
+        assert near.values("training_rank_delay_caused_seconds_total", run=lie) == {
+            ("node-0", "input_ready", "0"): 0,
+            ("node-0", "input_ready", "1"): 0,
+            ("node-0", "input_ready", "2"): pytest.approx(0.04 * STEPS),
+        }, lie
     said = near.complaints.splitlines()
     assert near.value("training_exporter_errors_total", rank="", reason="peers") == len(said)
     # An honest agent that the machine does not let answer in time is said too.
@@ -242,4 +251,6 @@ def test_generations_are_not_mixed_and_counters_go_on(
     assert agent.value("training_exposed_wait_seconds_total") == pytest.approx(2 * 0.03 * 30)
     caused = agent.values("training_delay_caused_seconds_total", run="job")
     assert caused == {("node-0", "input_ready", "1", "shard-1"): pytest.approx(0.03 * 30)}
+    compared = agent.values("training_rank_aligned_steps_total")
+    assert compared == {("node-0", str(rank), "job"): 50 for rank in range(3)}
     assert sum(agent.values("training_last_rank_steps_total").values()) == 50

@@ -109,10 +109,11 @@ def test_credentials_are_missing(start_agent, start_prometheus, expect, tmp_path
 
 
 def test_scrapes_are_too_rare(agent, start_prometheus, expect):
-    """An interval that leaves the rules with too few samples is named."""
-    job = {"scrape_interval": "1m30s"}
+    """An interval at which one lost scrape would end a rank's alerts is named, with what to do."""
+    job = {"scrape_interval": "1m"}
     found = expect(start_prometheus({agent: {}}, job=job), "targets", also={"ranks", "metrics", "labels"})
-    assert "agents are scraped every 1m30s" in found["targets"]
+    assert "agents are scraped every 1m → scrape every 45s or more often" in found["targets"]
+    assert "--window" in found["targets"]
 
 
 def test_agents_are_scraped_twice(agent, start_prometheus, expect):

@@ -48,8 +48,11 @@ class Run:
     ``ranks`` is a number or the rank labels themselves. ``without`` lists phases that given ranks never enter,
     ``once`` phases that they enter in the first step alone, so that their series are there and stand still.
     ``ended`` ends ranks at a minute; the others go on, as after an elastic restart. ``blank`` is a span in which no
-    rank ends a step. ``samples`` and ``tokens`` are those of a rank's step, 8 and 4096 where not given. ``collective``
-    is what the collective itself takes, as a share of the step, from a minute on.
+    rank ends a step, ``unscraped`` one in which no rank is scraped. ``samples`` and ``tokens`` are those of a rank's
+    step, 8 and 4096 where not given; ``noise`` is the standard deviation of a step's tokens, as a share of them.
+    ``collective`` is what the collective itself takes, as a share of the step, from a minute on. Where steps are
+    ``aligned``, ``unaligned`` has the minute from which ranks cannot be asked for theirs, and input comes from a new
+    shard every ``shard_seconds``.
     """
 
     run: str
@@ -71,7 +74,12 @@ class Run:
     tokens: Mapping[str, float] = field(default_factory=dict)
     collective: Mapping[float, float] = field(default_factory=lambda: {0: COLLECTIVE_PER_STEP})
     blank: tuple[float, float] | None = None
+    unscraped: tuple[float, float] | None = None
     shares: Mapping[str, float] = field(default_factory=dict)
+    aligned: bool = False
+    unaligned: Mapping[str, float] = field(default_factory=dict)
+    shard_seconds: float = 1e9
+    noise: float = 0
 
     @property
     def names(self) -> list[str]:
@@ -81,25 +89,26 @@ class Run:
 def series(run: Run, minutes: float, scrape: float = 15) -> Iterator[dict[str, str]]:
     """Yield ``{"series": …, "values": …}`` in promtool's notation: a value every ``scrape`` seconds for ``minutes``."""
     scrapes = np.arange(0, minutes * 60 + scrape, scrape)
-    ends, durations = _steps(run, min(minutes, run.end))
+    ends, durations = simulate(run, min(minutes, run.end))
     base = {"run": run.run, **run.labels}
     first_slot = int(np.ceil(run.start * 60 / scrape))
     hosts = {f"{run.hosts}-{index // run.per_host}" for index in range(len(run.names))}
     last_slot = int(min(run.end * 60 // scrape, len(scrapes) - 1))
 
-    def written(name: str, labels: Mapping[str, str], values: np.ndarray, until: int) -> dict[str, str]:
-        cells = ["_"] * first_slot + [_number(value) for value in values[first_slot : until + 1]]
-        if until + 1 < len(scrapes):
-            cells.append("stale")
-        text = ",".join(f'{key}="{value}"' for key, value in labels.items())
-        return {"series": f"{name}{{{text}}}", "values": " ".join(cells)}
+    def until_end(name: str, labels: Mapping[str, str], values: np.ndarray, until: int) -> dict[str, str]:
+        slots = np.arange(len(scrapes))
+        there = (first_slot <= slots) & (slots <= until)
+        if run.unscraped:
+            there &= (scrapes < run.unscraped[0] * 60) | (run.unscraped[1] * 60 <= scrapes)
+        return written(name, labels, values, there)
 
     for host in sorted(hosts):
         agent = {**base, "instance": f"{host}:10911"}
         constant = np.ones(len(scrapes))
-        yield written("training_skew_budget_ratio", agent, constant * run.budget, last_slot)
-        yield written("training_world_size", agent, constant * len(run.names), last_slot)
+        yield until_end("training_skew_budget_ratio", agent, constant * run.budget, last_slot)
+        yield until_end("training_world_size", agent, constant * len(run.names), last_slot)
 
+    rng = np.random.default_rng(0)
     for index, rank in enumerate(run.names):
         host = f"{run.hosts}-{index // run.per_host}"
         until = last_slot
@@ -107,9 +116,10 @@ def series(run: Run, minutes: float, scrape: float = 15) -> Iterator[dict[str, s
             until = min(until, int(run.ended[rank] * 60 // scrape))
         labels = {**base, "rank": rank, "host": host, "instance": f"{host}:10911"}
         done = np.searchsorted(ends[index], scrapes, side="right")
-        yield written("training_steps_total", labels, done, until)
-        yield written("training_samples_total", labels, done * run.samples.get(rank, 8), until)
-        yield written("training_tokens_total", labels, done * run.tokens.get(rank, 4096), until)
+        yield until_end("training_steps_total", labels, done, until)
+        yield until_end("training_samples_total", labels, done * run.samples.get(rank, 8), until)
+        tokens = run.tokens.get(rank, 4096) * (1 + run.noise * rng.standard_normal(ends.shape[1]))
+        yield until_end("training_tokens_total", labels, np.concatenate([[0.0], np.cumsum(tokens)])[done], until)
         for phase, seconds in durations.items():
             if phase in run.without.get(rank, ()):
                 continue
@@ -118,10 +128,19 @@ def series(run: Run, minutes: float, scrape: float = 15) -> Iterator[dict[str, s
                 observed = np.where(chosen, seconds[index], np.nan)
                 if phase in run.once.get(rank, ()):
                     observed[1:] = np.nan
-                yield from _histogram(where, observed, done, until, written)
+                yield from _histogram(where, observed, done, until, until_end)
 
 
-def _steps(run: Run, until: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+def written(name: str, labels: Mapping[str, str], values: np.ndarray, there: np.ndarray) -> dict[str, str]:
+    """A series in promtool's notation, where it is ``there``; stale afterwards."""
+    cells = [_number(value) if seen else "_" for value, seen in zip(values, there, strict=True)]
+    for gone in np.flatnonzero(there[:-1] & ~there[1:]) + 1:
+        cells[gone] = "stale"
+    text = ",".join(f'{key}="{value}"' for key, value in labels.items())
+    return {"series": f"{name}{{{text}}}", "values": " ".join(cells)}
+
+
+def simulate(run: Run, until: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
     """Simulate the run. Returns when each step ended, by rank and step, and the same shape for each phase."""
     ranks = len(run.names)
     rng = np.random.default_rng(zlib.crc32(run.run.encode()))

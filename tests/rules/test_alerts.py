@@ -18,6 +18,7 @@ import yaml
 from rank_exporter import rulepack
 
 from .simulate import Run, series
+from .simulate_aligned import aligned_series
 
 CASES = {
     f"{file.stem}: {case['name']}": case
@@ -75,6 +76,7 @@ def _silent(case: dict[str, Any]) -> list[str]:
 
 def _promtool_file(case: dict[str, Any]) -> dict[str, Any]:
     minutes, scrape = case["minutes"], case.get("scrape", 15)
+    runs = [Run(**run) for run in case["runs"]]
     span = f"{int(minutes * 60)}s"
     silence = [
         {
@@ -94,7 +96,8 @@ def _promtool_file(case: dict[str, Any]) -> dict[str, Any]:
             {
                 "interval": f"{int(scrape * 1000)}ms",
                 "input_series": [
-                    *(one for run in case["runs"] for one in series(Run(**run), minutes, scrape)),
+                    *(one for run in runs for one in series(run, minutes, scrape)),
+                    *(one for run in runs if run.aligned for one in aligned_series(run, minutes, scrape)),
                     *case.get("series", ()),
                 ],
                 "alert_rule_test": case.get("alert_rule_test", []),

@@ -34,6 +34,8 @@ class Aligned:
         self._last = Counter(run.ranks * _PHASES)
         self._caused = Counter(run.ranks * _PHASES)
         self._by_shard = Counter(run.ranks * run.shards)
+        self._compared = Counter(run.ranks)
+        self._by_rank = Counter(run.ranks * _PHASES)
         self._skew = {phase: BucketCounter(1, phase, 0, LAST) for phase in Phase}
 
     def tables(self, rows: Rows, first: int, shown: npt.NDArray[np.bool_]) -> Iterator[Table]:
@@ -83,6 +85,13 @@ class Aligned:
         ]
         seconds = self._by_shard.advance(shard[input_ready], scrape[input_ready], caused[input_ready], number)
         yield self._table(catalog.DELAY_CAUSED, by_shard, seconds, there & (seconds > 0))
+        step, rank = np.nonzero(rows.alive[chosen])
+        compared = self._compared.advance(rank, scrape[step], np.ones(len(rank)), number)
+        still = there & rows.alive[-1][:, None]
+        yield self._table(catalog.RANK_ALIGNED_STEPS, owners, compared, still)
+        seconds = self._by_rank.advance(series, scrape, caused, number)
+        known = (np.arange(len(seconds)) % _PHASES == Phase.INPUT_READY)[:, None] | (seconds > 0)
+        yield self._table(catalog.RANK_DELAY_CAUSED, by_phase, seconds, np.repeat(still, _PHASES, axis=0) & known)
 
     def _table(
         self, metric: Metric, labels: list[Labels], values: npt.NDArray[np.float64], present: npt.NDArray[np.bool_]

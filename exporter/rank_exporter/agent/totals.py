@@ -38,6 +38,9 @@ class Totals:
         self._last: dict[tuple[Place, int], int] = {}
         self._caused: dict[tuple[Place, int, str], int] = {}
         self._shards: dict[Place, dict[str, int]] = {}
+        self._compared: tuple[Place, ...] = ()
+        self._rank_steps: dict[Place, int] = {}
+        self._rank_caused: dict[Place, dict[int, int]] = {}
 
     def add(self, batch: Batch, hosts: Sequence[str], shard_of: Callable[[int, int], str]) -> None:
         """Count a batch. hosts: by rank. shard_of(rank, slot) names a shard."""
@@ -46,12 +49,18 @@ class Totals:
         self._ranks = len(batch.ranks)
         self._exposed_ns += int(late.exposed.sum())
         self._add_skew(batch)
+        self._compared = tuple((int(rank), hosts[rank]) for rank in batch.ranks)
+        for place in self._compared:
+            self._rank_steps[place] = self._rank_steps.get(place, 0) + len(batch.steps)
+            self._rank_caused.setdefault(place, {Phase.INPUT_READY: 0})
         for step, rank in enumerate(batch.ranks[late.last]):
             phase, caused = int(late.phase[step]), int(late.caused[step])
             place = (int(rank), hosts[rank])
             self._last[place, phase] = self._last.get((place, phase), 0) + 1
             if not caused:
                 continue
+            by_phase = self._rank_caused[place]
+            by_phase[phase] = by_phase.get(phase, 0) + caused
             shard = ""
             if phase == Phase.INPUT_READY:
                 shard = self._shard(place, shard_of(int(rank), int(batch.shard[step, late.last[step]])))
@@ -88,6 +97,9 @@ class Totals:
         self._last = {key: value for key, value in self._last.items() if key[0] in wanted}
         self._caused = {key: value for key, value in self._caused.items() if key[0] in wanted}
         self._shards = {place: names for place, names in self._shards.items() if place in wanted}
+        self._compared = tuple(place for place in self._compared if place in wanted)
+        self._rank_steps = {place: steps for place, steps in self._rank_steps.items() if place in wanted}
+        self._rank_caused = {place: phases for place, phases in self._rank_caused.items() if place in wanted}
 
     def render(self, run: str, families: Families) -> None:
         """Add the series of the run."""
@@ -105,3 +117,9 @@ class Totals:
         for ((rank, host), phase_number, shard), ns in self._caused.items():
             labels = (run, str(rank), host, shard, Phase(phase_number).label)
             families.add(catalog.DELAY_CAUSED, labels, ns / 1e9)
+        # Of a rank that has dropped out nothing is known: a counter that stands still would call it harmless.
+        for place in self._compared:
+            owner = (run, str(place[0]), place[1])
+            families.add(catalog.RANK_ALIGNED_STEPS, owner, self._rank_steps[place])
+            for phase_number, ns in self._rank_caused[place].items():
+                families.add(catalog.RANK_DELAY_CAUSED, (*owner, Phase(phase_number).label), ns / 1e9)
