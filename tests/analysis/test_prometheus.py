@@ -113,8 +113,8 @@ class Exposition:
         late = aligned.lateness
         for place, steps in enumerate(ranks):
             seconds = sum(blame.seconds for blame in aligned.blame() if blame.rank == place)
-            name = "training_delay_caused_seconds"
-            of = f'{run},rank="{place}",host="{steps.host}",phase="input_ready",shard=""'
+            name = "training_rank_delay_caused_seconds"
+            of = f'{run},rank="{place}",host="{steps.host}",phase="input_ready"'
             self.add(f"{name} counter", f"{name}_total", of, np.linspace(0, seconds, len(self.times)))
         made = np.linspace(0, len(late.exposed), len(self.times)).round().astype(int)
         exposed = np.concatenate([[0], np.cumsum(late.exposed)])[made] / 1e9

@@ -14,7 +14,6 @@ import httpx
 
 from ..catalog import (
     ALIGNED_STEPS,
-    DELAY_CAUSED,
     DEVICE_ACTIVE_SECONDS,
     DEVICE_MEMORY_USED,
     EXPOSED_WAIT,
@@ -23,6 +22,7 @@ from ..catalog import (
     PHASE_DURATION,
     PHASE_IN_PROGRESS,
     PROCESS_CPUS_ALLOWED,
+    RANK_DELAY_CAUSED,
     RANK_INFO,
     SAMPLES,
     SKEW_BUDGET,
@@ -237,7 +237,7 @@ class _Reading:
             pressure=self._pressure(),
             caused={
                 int(labels["rank"]): value
-                for labels, value in self._gained(DELAY_CAUSED.name, "rank")
+                for labels, value in self._gained(RANK_DELAY_CAUSED.name, "rank")
                 if labels.get("rank", "").isdigit()
             },
         )
