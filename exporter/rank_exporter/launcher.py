@@ -42,14 +42,17 @@ def run(arguments: Sequence[str]) -> None:
     _instrument()
     # The module that Python made for this one stays alive: threads and at-exit handlers may still need its names.
     launched, sys.modules["__main__"] = sys.modules["__main__"], main
+    failure: BaseException | None = None
     try:
         exec(code, main.__dict__)  # noqa: S102 - running the user's script is what this is for
     except SystemExit:
         raise
     except BaseException as error:  # noqa: BLE001 - printed as Python would, and the process ends
-        _fail(error)
+        failure = error
     finally:
         main.__dict__["__rank_exporter_launched__"] = launched
+    if failure is not None:
+        _fail(failure)
 
 
 class _After(MetaPathFinder):
@@ -129,11 +132,23 @@ def _prepare_module(main: types.ModuleType, arguments: list[str]) -> CodeType:
     return code  # type: ignore[no-any-return]
 
 
+def _without_outermost(error: BaseException) -> BaseException:
+    """The error without the frame of ours in its traceback."""
+    trace = error.__traceback__
+    return error.with_traceback(None if trace is None else trace.tb_next)
+
+
 def _fail(error: BaseException) -> None:
     """End as Python ends on an exception that nobody caught, without our frames in its traceback."""
-    trace = error.__traceback__
-    error.__traceback__ = trace.tb_next if trace is not None else None
-    sys.excepthook(type(error), error, error.__traceback__)
+    _without_outermost(error)
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception as failure:  # noqa: BLE001 - the script's own hook
+        sys.stderr.write("Error in sys.excepthook:\n")
+        sys.__excepthook__(type(failure), _without_outermost(failure), failure.__traceback__)
+        sys.stderr.write("\nOriginal exception was:\n")
+        sys.__excepthook__(type(error), error, error.__traceback__)
     if isinstance(error, KeyboardInterrupt):
         # Python itself ends the process by the signal, once all that runs at exit has run. It is printed already.
         sys.excepthook = lambda *_: None

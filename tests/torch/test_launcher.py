@@ -61,6 +61,11 @@ elif what == "chains":
         1 / 0
     except ZeroDivisionError as error:
         raise RuntimeError("after that") from error
+elif what == "hooks":
+    def hook(*_):
+        raise LookupError("the hook fails itself")
+    sys.excepthook = hook
+    raise ValueError("no such data")
 elif what == "late":
     import atexit
     atexit.register(lambda: print("at exit", what))
@@ -125,9 +130,24 @@ for step in range(6):
     optimizer.step()
     optimizer.zero_grad()
     if step == 2:
-        with torch.no_grad():
-            for (batch,) in test:
-                model(batch)
+        model.eval()
+        for (batch,) in test:
+            model(batch)
+        model.train()
+"""
+
+TUNED = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 1)).eval()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+model.eval()
+rows = TensorDataset(torch.randn(32, 8))
+for epoch in range(2):
+    for (batch,) in DataLoader(rows, batch_size=8):
+        model(batch).mean().backward()
+        optimizer.step()
 """
 
 SPAWNED = """
@@ -175,7 +195,20 @@ BY_PATH = ("script.py",)
 ELSEWHERE = ("./package/train.py",)
 AS_MODULE = ("-m", "package.train")
 AS_PACKAGE = ("-m", "package")
-ENDS = ("plain", "raises", "exits", "says", "forks", "dies", "interrupts", "imports", "spawns", "chains", "late")
+ENDS = (
+    "plain",
+    "raises",
+    "exits",
+    "says",
+    "forks",
+    "dies",
+    "interrupts",
+    "imports",
+    "spawns",
+    "chains",
+    "hooks",
+    "late",
+)
 
 
 @pytest.mark.parametrize(
@@ -316,6 +349,17 @@ def test_loop_without_loader_or_distributed_model_has_its_steps(directory: Path)
     assert len(steps) == 6
     assert (steps["ns"][:, Phase.OPTIMIZER] > 0).all()
     assert np.flatnonzero(steps["ns"][:, Phase.EVAL]).tolist() == [3]
+
+
+def test_model_that_is_trained_in_evaluation_mode_is_trained(directory: Path) -> None:
+    """Who keeps the statistics of normalisation as they are does not evaluate."""
+    (directory / "script.py").write_text(TUNED)
+    code, _, errors = run(directory, "-m", "rank_exporter", "script.py")
+    assert code == 0, errors
+    steps, snapshot = recorded(directory)
+    assert steps["samples"].tolist() == [8] * 8
+    assert not steps["ns"][:, Phase.EVAL].any()
+    assert snapshot.word(Word.EPOCHS) == 2
 
 
 def test_ranks_that_a_script_spawns_are_of_one_run(directory: Path) -> None:

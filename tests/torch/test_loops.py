@@ -42,6 +42,18 @@ def loader(number: int, **options: Any) -> DataLoader[Any]:
     return DataLoader(TensorDataset(torch.randn(number * 8, 16)), batch_size=8, **options)
 
 
+class FailsOnce(torch.optim.SGD):
+    """Its third step raises."""
+
+    steps = 0
+
+    def step(self, closure: Any = None) -> Any:
+        self.steps += 1
+        if self.steps == 3:
+            raise torch.OutOfMemoryError("no memory is left")
+        return super().step(closure)
+
+
 def names(steps: list[Step]) -> list[set[str]]:
     return [set(step) for step in steps]
 
@@ -390,12 +402,13 @@ def test_loader_that_a_thread_reads_costs_the_input_alone(
     )
 
 
-def test_training_may_have_a_thread_of_its_own(recording: Any) -> None:
+@pytest.mark.parametrize("work", [{"model", "forward", "backward"}, set()])
+def test_training_may_have_a_thread_of_its_own(recording: Any, work: set[str]) -> None:
     """Whoever steps the optimizer is who trains, wherever the exporter was started. The input of the first step alone
     was not seen, so that the first epoch is none that could be reconciled."""
     model, data = network(), loader(4)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    recording.watch(model=model if work else None, optimizer=optimizer, dataloader=data)
 
     def train() -> None:
         for _ in range(2):
@@ -409,14 +422,42 @@ def test_training_may_have_a_thread_of_its_own(recording: Any) -> None:
     thread.start()
     thread.join()
     found = recording.steps()
-    assert names(found) == [
-        WORK,
-        *[WORK | {"first_batch"}],
-        *[WORK | {"input_ready"}] * 2,
-        *[WORK | {"first_batch"}],
-        *[WORK | {"input_ready"}] * 3,
-    ]
+    always = {*work, "optimizer", "other", "step"} - {"model"}
+    firsts = [found[0], found[4]]
+    assert [set(step) - {"other"} for step in firsts] == [always - {"other"}, (always | {"first_batch"}) - {"other"}]
+    assert "first_batch" in found[1]
+    assert names(found[2:4] + found[5:]) == [always | {"input_ready"}] * 5
     assert [(epoch[0], epoch[1], epoch[-1]) for epoch in ended] == [(1, 24, 0), (2, 32, 1)]
+
+
+def test_batch_that_a_thread_read_before_changes_no_step(recording: Any) -> None:
+    """One that looks at the data on another thread, before the loop does, is forgotten."""
+    model, data = network(), loader(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    looks = threading.Thread(target=lambda: next(iter(data)))
+    looks.start()
+    looks.join()
+    for (batch,) in data:
+        for _ in range(2):
+            model(batch).mean().backward()
+            optimizer.step()
+    assert names(recording.steps()) == [WORK | {"first_batch"}] + [WORK | {"input_ready"}] * 3
+
+
+def test_batches_that_are_kept_are_trained_on_in_steps(recording: Any) -> None:
+    """A loop over what a loader gave, once it is read to its end, has a step a batch."""
+    model, data = network(), loader(4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer, dataloader=data)
+    kept = list(data)
+    for _ in range(2):
+        for (batch,) in kept:
+            model(batch).mean().backward()
+            optimizer.step()
+    found = recording.steps()
+    assert len(found) == 8
+    assert all({"forward", "backward", "optimizer"} <= set(step) for step in found)
 
 
 def test_thread_that_reads_another_loader_is_left_alone(recording: Any) -> None:
@@ -468,6 +509,68 @@ def test_optimizer_that_raises_costs_its_step_alone(recording: Any, where: str) 
     asleep = [step["other"] > 0.02e9 for step in found]
     assert asleep == [False, True, True, False, True, True]
     assert all(step["optimizer"] < 0.02e9 for number, step in enumerate(found) if number != 2)
+
+
+def test_optimizer_that_raises_without_a_loader_costs_its_step_alone(recording: Any) -> None:
+    """Where only the optimizer tells steps, one that raised is over with the next."""
+
+    model = network()
+    optimizer = FailsOnce(model.parameters(), lr=0.1)
+    recording.watch(optimizer=optimizer)
+    for batch in batches(6):
+        model(batch).mean().backward()
+        with contextlib.suppress(torch.OutOfMemoryError):
+            optimizer.step()
+        time.sleep(0.02)
+    found = recording.steps()
+    assert len(found) == 6
+    assert all(step["optimizer"] < 0.02e9 for number, step in enumerate(found) if number != 2)
+    assert all(step["other"] > 0.02e9 for step in found[4:])
+
+
+@pytest.mark.parametrize("with_loader", [True, False])
+def test_optimizer_that_raises_within_a_scaler_costs_its_step_alone(recording: Any, with_loader: bool) -> None:
+    """The scaler's own phase and that of the optimizer within are both over."""
+
+    model, data = network(), loader(6)
+    optimizer, scaler = FailsOnce(model.parameters(), lr=0.1), torch.amp.GradScaler("cpu")
+    recording.watch(optimizer=optimizer, dataloader=data if with_loader else None)
+    for (batch,) in data:
+        scaler.scale(model(batch).mean()).backward()
+        with contextlib.suppress(torch.OutOfMemoryError):
+            scaler.step(optimizer)
+        scaler.update()
+        time.sleep(0.02)
+    found = recording.steps()
+    assert len(found) == 6
+    assert all(step["optimizer"] < 0.02e9 for step in found[:2] + found[3:])
+    assert all(step["other"] > 0.02e9 for step in found[4:])
+
+
+def test_optimizers_made_anew_each_end_their_steps(recording: Any) -> None:
+    """Without a loader, one that joins later has steps of its own, also while those before it live on."""
+    model, made = network(), []
+    for number, batch in enumerate(batches(8)):
+        if number % 4 == 0:
+            made.append(torch.optim.SGD(model.parameters(), lr=0.1))
+            recording.watch(optimizer=made[-1])
+        model(batch).mean().backward()
+        made[-1].step()
+    assert len(recording.steps()) == 8
+
+
+def test_own_optimizer_phase_may_run_the_model(recording: Any) -> None:
+    """A search along a line, which the loop itself calls its optimizer."""
+    model = network()
+    recording.watch(model=model)
+    with torch.no_grad():
+        for batch in batches(4):
+            with recording.phase("optimizer"):
+                model(batch)
+                time.sleep(0.02)
+            recording._recorder.advance()
+    found = recording.steps()
+    assert [step["optimizer"] > 0.02e9 for step in found] == [True] * len(found)
 
 
 def test_optimizer_in_the_place_of_one_that_is_gone_ends_steps_by_batches(recording: Any) -> None:

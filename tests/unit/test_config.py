@@ -59,6 +59,18 @@ def test_ranks_of_mpirun_are_told_apart(names: tuple[str, str, str]) -> None:
     assert (inner.rank, inner.local_rank, inner.world_size) == (7, 0, 8)
 
 
+@pytest.mark.parametrize(
+    "environ", [{}, {"RANK": ""}, {"WORLD_SIZE": "1"}, {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0"}]
+)
+def test_what_a_process_group_tells_goes_together(environ: dict[str, str]) -> None:
+    """Where there is no RANK, it tells rank and world size, whatever else is set; where there is one, nothing."""
+    ranked = {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "a"}
+    found = config.settings(environ, ranked=ranked).identity
+    assert (found.rank, found.world_size, found.run) == (5, 8, "a")
+    other = config.settings({**environ, "RANK": "1", "WORLD_SIZE": "2"}, ranked=ranked).identity
+    assert (other.rank, other.world_size) == (1, 2)
+
+
 def test_argument_beats_variable_beats_default(tmp_path: Path) -> None:
     """Each setting comes from the nearest place that names it."""
     environ = {

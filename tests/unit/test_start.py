@@ -37,6 +37,15 @@ def test_second_start_with_other_settings_is_refused(tmp_path: Path) -> None:
         rank_exporter.start(run="other", directory=tmp_path, serve="off")
 
 
+def test_process_group_that_is_made_later_is_no_other_setting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who a rank is was settled at the first start."""
+    first = rank_exporter.start(run="r", directory=tmp_path, serve="off")
+    told = "rank_exporter.instrument.exporter.process_group_variables"
+    monkeypatch.setattr(told, lambda: {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "a"})
+    assert rank_exporter.start(run="r", directory=tmp_path, serve="off") is first
+    assert first.identity.rank == 0
+
+
 def test_start_after_stop_makes_a_new_segment(tmp_path: Path) -> None:
     """The old segment has ended and the new one is live; stopping twice does nothing."""
     first = rank_exporter.start(run="r", directory=tmp_path, serve="off")

@@ -44,7 +44,7 @@ def _follow_modes(recorder: Recorder) -> None:
     looked_at: WeakKeyDictionary[Module, int] = WeakKeyDictionary()
     depth = 0
 
-    def look_at(module: Module) -> None:
+    def look_at(module: Module, *, was_training: bool) -> None:
         optimizers = watched_optimizers()
         if looked_at.get(module) == len(optimizers) or any(known() is module for known in recorder.models):
             return
@@ -54,11 +54,14 @@ def _follow_modes(recorder: Recorder) -> None:
             trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if trained and trained <= own:
                 recorder.models.append(weakref.ref(module))
+                # If it was trained before, it was in that mode.
+                recorder.mode_tells = recorder.mode_tells or (was_training and recorder.timeline.marked_ns > 0)
                 return
 
     @functools.wraps(train)
     def followed(self: Any, mode: bool = True) -> Any:
         nonlocal depth
+        was_training = getattr(self, "training", False)
         depth += 1
         try:
             made = train(self, mode)
@@ -66,7 +69,7 @@ def _follow_modes(recorder: Recorder) -> None:
             depth -= 1
         if not depth:
             try:
-                look_at(self)
+                look_at(self, was_training=was_training)
             except Exception as error:  # noqa: BLE001 - see Recorder.fault
                 recorder.fault("hook", error)
         return made

@@ -99,6 +99,15 @@ class Fetches:
             self._skip = getattr(loader, SKIP, 0)
             _renew(self._intake, loader, self._recorder)
 
+    def _begins(self) -> None:
+        """The first batch of an epoch is asked for. The loop has moved on already, when it asked for the iterator, but
+        for one that asked on another thread."""
+        recorder = self._recorder
+        recorder.fed = self
+        recorder.reads = self._loader
+        recorder.moves_on_at_forward = recorder.moves_on_at_step = recorder.input_is_elsewhere = False
+        recorder.advance()
+
     def _pass_over(self, batch: Any) -> Any:
         """A batch that is not training's."""
         index = self._drawn.popleft() if self._drawn else None
@@ -112,17 +121,16 @@ class Fetches:
         if get_ident() != recorder.thread:
             return self._fetch_elsewhere(fetch, arguments)
         timeline = recorder.timeline
-        with_gradients = is_grad_enabled()
-        if with_gradients:
-            recorder.fed = self
-        if not with_gradients or (not self.trains and recorder.is_evaluating()):
+        if not is_grad_enabled() or (not self.trains and recorder.is_evaluating()):
             phase = _EVAL
+            if is_grad_enabled() and not recorder.training_loaders:
+                recorder.fed = self
         elif self.first:
-            # The loop has moved on already, when it asked for this iterator.
             phase = _FIRST_BATCH
-            recorder.moves_on_at_step = recorder.input_is_elsewhere = False
+            self._begins()
         else:
             phase = _INPUT_READY
+            recorder.fed = self
             recorder.advance()
             if self._ready is not None:
                 recorder.writer.set_loader(workers=self._workers, ready=self._ready())
@@ -137,6 +145,8 @@ class Fetches:
                 timeline.become(phase)
                 recorder.writer.count_epoch()
                 recorder.publish()
+                # The loop may have kept the batches, and go on with them.
+                recorder.moves_on_at_step = True
                 self._end()
             timeline.leave(phase)
             raise

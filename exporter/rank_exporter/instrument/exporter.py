@@ -274,16 +274,14 @@ def start(**settings: Any) -> Exporter:
     global _running  # noqa: PLW0603
     with _lock:
         if _running is not None:
-            if settings and _settings(settings) != _running._settings:
+            # Who this is was settled at the start, whatever a process group that was made since then says.
+            who = {name: getattr(_running.identity, name) for name in ("run", "rank", "local_rank", "world_size")}
+            if settings and config.settings(**{**who, **settings}) != _running._settings:
                 raise SettingError(f"already started as {_running.identity}: call stop() before other settings")
             return _running
-        _running = Exporter(_settings(settings))
+        _running = Exporter(config.settings(ranked=process_group_variables(), **settings))
         atexit.register(_running.stop)
         return _running
-
-
-def _settings(given: dict[str, Any]) -> Settings:
-    return config.settings(ranked=process_group_variables(), **given)
 
 
 def _agent_fault(error: str) -> None:

@@ -24,7 +24,7 @@ from ..errors import SettingError
 from ..phases import Phase
 from .recorder import Recorder
 
-__all__ = ["is_stepping", "watch_optimizer", "watched_optimizers"]
+__all__ = ["steps_under_way", "watch_optimizer", "watched_optimizers"]
 
 _OPTIMIZER: Final = int(Phase.OPTIMIZER)
 _BEFORE: Final = len(Phase)
@@ -42,8 +42,10 @@ class _OptimizerHooks:
 
     def before(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         self.ran = True
-        if self.recorder.moves_on_at_step:
+        recorder = self.recorder
+        if recorder.moves_on_at_step:
             self._moves_on()
+        recorder.is_stepping = True
         self.timeline.enter(_OPTIMIZER)
 
     def _moves_on(self) -> None:
@@ -53,30 +55,38 @@ class _OptimizerHooks:
             recorder.thread = get_ident()
         elif recorder.input_is_elsewhere and self.stepped_ns > 0:
             recorder.misses_input()
-        if self.stepped_ns > recorder.ended_ns or self.timeline.phase == _BEFORE:
-            recorder.advance()
+        joins = self.stepped_ns < 0 and recorder.steps_ended > 1
+        if joins or self.stepped_ns > recorder.ended_ns or recorder.is_stepping or self.timeline.phase == _BEFORE:
+            recorder.advance(steps_under_way=1)
 
     def after(self, _optimizer: Any, _args: Any, _kwargs: Any) -> None:
         timeline, recorder = self.timeline, self.recorder
         timeline.leave(_OPTIMIZER)
+        recorder.is_stepping = False
         self.stepped_ns = timeline.marked_ns
-        if recorder.trained is None and recorder.fed is not None and not recorder.fed.trains:
-            # No model is watched whose backward would tell that its batches are trained on.
-            recorder.fed.learn()
+        if recorder.trained is None and recorder.models:
+            recorder.learn_mode()
+
+    def give_up(self) -> None:
+        """The scaler's step raises: torch calls no hook after the optimizer's, if that was begun."""
+        if self.recorder.is_stepping:
+            self.recorder.is_stepping = False
+            self.timeline.leave(_OPTIMIZER)
+            self.stepped_ns = self.timeline.marked_ns
 
 
 _watched: WeakKeyDictionary[Any, _OptimizerHooks] = WeakKeyDictionary()
 
 
-def is_stepping() -> bool:
-    """Whether an optimizer's step is under way on this thread. One that raised left its phase in progress: torch calls
-    no hook after it."""
-    frame = sys._getframe()
-    while (outer := frame.f_back) is not None:
-        frame = outer
-        if frame.f_code.co_filename == _TORCH:
-            return True
-    return False
+def steps_under_way() -> int:
+    """How many steps of optimizers and scalers are under way on this thread, one within the other. One that raised left
+    its phase in progress: torch calls no hook after it."""
+    found, frame = 0, sys._getframe().f_back
+    while frame is not None:
+        code = frame.f_code
+        found += code.co_filename == _TORCH or (code.co_name == "step" and code.co_filename == __file__)
+        frame = frame.f_back
+    return found
 
 
 def watched_optimizers() -> list[torch.optim.Optimizer]:
@@ -99,6 +109,9 @@ def _time_scaler() -> None:
         hooks.timeline.enter(_OPTIMIZER)
         try:
             return scaler_step(self, optimizer, *args, **kwargs)
+        except BaseException:
+            hooks.give_up()
+            raise
         finally:
             hooks.timeline.leave(_OPTIMIZER)
             if not hooks.ran:

@@ -24,7 +24,7 @@ def _master(distributed: Any) -> dict[str, str]:
         while hasattr(store, "underlying_store"):
             store = store.underlying_store
         if hasattr(store, "path"):
-            return {"MASTER_ADDR": str(store.path)}
+            return {"MASTER_ADDR": str(store.path)[-200:]}
         return {"MASTER_ADDR": str(store.host), "MASTER_PORT": str(store.port)}
     except (AttributeError, RuntimeError, ValueError):  # of another kind
         return {}

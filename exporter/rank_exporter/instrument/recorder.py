@@ -37,13 +37,15 @@ class Recorder:
     ``moves_on_at_step``: none was read for training, so that an optimizer that steps anew does so, if nothing else did.
     ``input_is_elsewhere``: what seems to be training's loader is read on another thread.
     ``optimizer_is_watched``: without one, each batch, or each forward without a loader, is a step of its own;
+    ``is_stepping``: one began a step and did not end it.
     ``has_input`` tells whether there was one since the loop last moved on. ``shard_is_given``: the user names shards,
     so that none is looked for; ``default_shard`` stands for a loader that names none. ``models`` are those watched,
-    and those known to be trained; ``trained`` the one that a backward was last run on;
+    and those known to be trained, of which ``mode_tells`` that they are in training mode then; ``trained`` the one that
+    a backward was last run on;
     ``training_loaders`` are known to feed training, be it that the user says so or that a backward followed: others
     may be evaluation's, which ``is_evaluating`` tells as long as they are not known. ``fed`` is what the loop was last
-    fed by, ``ended_ns`` when the last step ended. ``accounts`` are those of samples. ``bucket_timing``: the gradient
-    buckets of whatever has some are timed.
+    fed by, ``reads`` the loader whose batches were last taken for training's, ``ended_ns`` when the last step ended.
+    ``accounts`` are those of samples. ``bucket_timing``: the gradient buckets of whatever has some are timed.
     """
 
     __slots__ = (
@@ -61,11 +63,14 @@ class Recorder:
         "fed",
         "has_input",
         "input_is_elsewhere",
+        "is_stepping",
+        "mode_tells",
         "models",
         "moves_on_at_forward",
         "moves_on_at_step",
         "optimizer_is_watched",
         "rank",
+        "reads",
         "shard_is_given",
         "thread",
         "timeline",
@@ -84,12 +89,15 @@ class Recorder:
         self.optimizer_is_watched = False
         self.has_input = False
         self.input_is_elsewhere = False
+        self.is_stepping = False
+        self.mode_tells = False
         self.default_shard = default_shard
         self.shard_is_given = False
         self.models: list[weakref.ref[Any]] = []
         self.trained: weakref.ref[Any] | None = None
         self.training_loaders: list[weakref.ref[Any]] = []
         self.fed: Any = None
+        self.reads: weakref.ref[Any] | None = None
         self.ended_ns = 0
         self.facts = {"clock": "host"}
         self._warned: set[str] = set()
@@ -235,14 +243,16 @@ class Recorder:
 
     def is_evaluating(self) -> bool:
         """Whether the model in training, or all that are known before one is, are in evaluation mode: they themselves,
-        or what they wrap."""
+        or what they wrap. Those that are not watched tell once they were seen in training mode as they were trained."""
+        if self.trained is None and not self.mode_tells:
+            return False
         candidates = self.models if self.trained is None else [self.trained]
-        modes = [
-            model.training and getattr(getattr(model, "module", None), "training", True)
-            for known in candidates
-            if (model := known()) is not None
-        ]
+        modes = [_is_training(model) for known in candidates if (model := known()) is not None]
         return bool(modes) and not any(modes)
+
+    def learn_mode(self) -> None:
+        """An optimizer has stepped, of a model that is not watched: whether its mode tells evaluation from training."""
+        self.mode_tells = any(_is_training(model) for known in self.models if (model := known()) is not None)
 
     def feed_with(self, loader: Any) -> None:
         """From now on the loader is known to feed training."""
@@ -255,25 +265,30 @@ class Recorder:
         """Whether the loader is known to."""
         return any(known() is loader for known in self.training_loaders)
 
-    def advance(self) -> None:
-        """The loop moves on."""
-        failed = self.timeline.phase == _OPTIMIZER and self._gave_up()
-        self.timeline.advance(force=failed or (self.has_input and not self.optimizer_is_watched))
+    def advance(self, *, steps_under_way: int = 0) -> None:
+        """The loop moves on. ``steps_under_way``: so many steps of optimizers are, though this one had ended."""
+        failed = self.is_stepping and self._gave_up(steps_under_way)
+        # One that raised because its closure found no more input has made no step.
+        over = (failed and steps_under_way > 0) or (self.has_input and (failed or not self.optimizer_is_watched))
+        self.timeline.advance(force=over)
         self.has_input = False
 
-    def _gave_up(self) -> bool:
-        """Whether the optimizer raised, and the loop goes on without it: its phase is over then."""
-        from .optimizer import is_stepping  # noqa: PLC0415 - which needs this module
+    def _gave_up(self, expected: int) -> bool:
+        """Whether an optimizer raised, and the loop goes on without it: its phase is over then."""
+        from .optimizer import steps_under_way  # noqa: PLC0415 - which needs this module
 
-        if is_stepping():
+        if self.timeline.phase != _OPTIMIZER or steps_under_way() > expected:
             return False
+        self.is_stepping = False
         self.timeline.unwind()
         return True
 
     def finds_input_elsewhere(self, loader: Any) -> None:
         """A loader is read on another thread than the recorder's. If training has no other loader, its forward or its
         optimizer tells that it moves on, and on which thread it is."""
-        if not any(known() is not None and known() is not loader for known in self.training_loaders):
+        reading = None if self.reads is None else self.reads()
+        others = [reading, *(known() for known in self.training_loaders)]
+        if not any(other is not None and other is not loader for other in others):
             self.moves_on_at_forward = self.moves_on_at_step = self.input_is_elsewhere = True
 
     def misses_input(self) -> None:
@@ -312,6 +327,13 @@ class Recorder:
     def _reconnect(self) -> None:
         self.timeline.use_clock(time.monotonic_ns)
         self.timeline.connect(_nowhere, live=self.writer.words, live_index=self.writer.phase_word)
+
+
+def _is_training(model: Any) -> bool:
+    """A wrapper, such as DistributedDataParallel, holds but the module that it wraps, which may be put into evaluation
+    mode by itself."""
+    inside = model._modules.get("module") if len(model._modules) == 1 else None
+    return bool(model.training and (inside is None or inside.training))
 
 
 def _nowhere(_spent: list[int], _ended_ns: int) -> Any:
