@@ -599,6 +599,25 @@ def test_optimizer_that_steps_anew_begins_the_next_step(recording: Any) -> None:
     assert names(recording.steps()) == [{"optimizer", "other", "step"}] * 5
 
 
+def test_evaluation_before_training_is_none(recording: Any) -> None:
+    """As trainers do it to see that it works: nothing was trained yet, and the mode of what is watched tells."""
+    model, data, held_out = network(), loader(4), loader(2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recording.watch(model=model, optimizer=optimizer)
+    for either in (data, held_out):
+        recording.exporter._watch(dataloader=either)
+    model.eval()
+    for (batch,) in held_out:
+        with torch.no_grad():
+            model(batch)
+    model.train()
+    for (batch,) in data:
+        model(batch).mean().backward()
+        optimizer.step()
+    assert [set(step) & {"eval", "first_batch"} for step in recording.steps()] == [{"first_batch"}, set(), set(), set()]
+    assert recording.snapshot().word(Word.SAMPLES) == 4 * 8
+
+
 def test_model_within_the_one_in_training_may_be_evaluated(recording: Any) -> None:
     """Where what a wrapper holds is put into evaluation mode, fetches with gradients enabled are evaluation's too."""
 

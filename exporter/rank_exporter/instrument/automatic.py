@@ -46,14 +46,16 @@ def _follow_modes(recorder: Recorder) -> None:
 
     def look_at(module: Module, *, was_training: bool) -> None:
         optimizers = watched_optimizers()
-        if looked_at.get(module) == len(optimizers) or any(known() is module for known in recorder.models):
+        if looked_at.get(module) == len(optimizers) or any(
+            known() is module for known in (*recorder.models, *recorder.unwatched)
+        ):
             return
         looked_at[module] = len(optimizers)
         own = {id(parameter) for parameter in module.parameters()}
         for optimizer in optimizers:
             trained = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             if trained and trained <= own:
-                recorder.models.append(weakref.ref(module))
+                recorder.unwatched.append(weakref.ref(module))
                 # If it was trained before, it was in that mode.
                 recorder.mode_tells = recorder.mode_tells or (was_training and recorder.timeline.marked_ns > 0)
                 return

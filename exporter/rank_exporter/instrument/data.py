@@ -131,6 +131,7 @@ class Fetches:
         else:
             phase = _INPUT_READY
             recorder.fed = self
+            recorder.moves_on_at_step = False
             recorder.advance()
             if self._ready is not None:
                 recorder.writer.set_loader(workers=self._workers, ready=self._ready())

@@ -64,7 +64,7 @@ class _OptimizerHooks:
         timeline.leave(_OPTIMIZER)
         recorder.is_stepping = False
         self.stepped_ns = timeline.marked_ns
-        if recorder.trained is None and recorder.models:
+        if recorder.unwatched:
             recorder.learn_mode()
 
     def give_up(self) -> None:

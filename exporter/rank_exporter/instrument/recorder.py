@@ -40,8 +40,8 @@ class Recorder:
     ``is_stepping``: one began a step and did not end it.
     ``has_input`` tells whether there was one since the loop last moved on. ``shard_is_given``: the user names shards,
     so that none is looked for; ``default_shard`` stands for a loader that names none. ``models`` are those watched,
-    and those known to be trained, of which ``mode_tells`` that they are in training mode then; ``trained`` the one that
-    a backward was last run on;
+    ``trained`` the one of them that a backward was last run on; ``unwatched`` models are trained too, and in training
+    mode then if ``mode_tells``;
     ``training_loaders`` are known to feed training, be it that the user says so or that a backward followed: others
     may be evaluation's, which ``is_evaluating`` tells as long as they are not known. ``fed`` is what the loop was last
     fed by, ``reads`` the loader whose batches were last taken for training's, ``ended_ns`` when the last step ended.
@@ -76,6 +76,7 @@ class Recorder:
         "timeline",
         "trained",
         "training_loaders",
+        "unwatched",
         "writer",
     )
 
@@ -94,6 +95,7 @@ class Recorder:
         self.default_shard = default_shard
         self.shard_is_given = False
         self.models: list[weakref.ref[Any]] = []
+        self.unwatched: list[weakref.ref[Any]] = []
         self.trained: weakref.ref[Any] | None = None
         self.training_loaders: list[weakref.ref[Any]] = []
         self.fed: Any = None
@@ -244,15 +246,16 @@ class Recorder:
     def is_evaluating(self) -> bool:
         """Whether the model in training, or all that are known before one is, are in evaluation mode: they themselves,
         or what they wrap. Those that are not watched tell once they were seen in training mode as they were trained."""
-        if self.trained is None and not self.mode_tells:
-            return False
-        candidates = self.models if self.trained is None else [self.trained]
+        if self.trained is not None:
+            candidates = [self.trained]
+        else:
+            candidates = self.models or (self.unwatched if self.mode_tells else [])
         modes = [_is_training(model) for known in candidates if (model := known()) is not None]
         return bool(modes) and not any(modes)
 
     def learn_mode(self) -> None:
         """An optimizer has stepped, of a model that is not watched: whether its mode tells evaluation from training."""
-        self.mode_tells = any(_is_training(model) for known in self.models if (model := known()) is not None)
+        self.mode_tells = any(_is_training(model) for known in self.unwatched if (model := known()) is not None)
 
     def feed_with(self, loader: Any) -> None:
         """From now on the loader is known to feed training."""
