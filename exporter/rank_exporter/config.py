@@ -198,11 +198,12 @@ def settings(
 ) -> Settings:
     """Settings of a training process: each from its argument, else from RANK_EXPORTER_*, else from the launcher's
     variables (see identity.detect), else the default. ``ranked``: launcher's variables that stand in where there is no
-    RANK, which then says nothing else of ranks. Raises SettingError, in one line."""
+    RANK; its WORLD_SIZE then goes before the environment's. Raises SettingError, in one line."""
     environ = os.environ if environ is None else environ
     if ranked and not environ.get("RANK"):
-        own = {name: value for name, value in environ.items() if value and name not in ("RANK", "WORLD_SIZE")}
-        environ = {**ranked, **own}
+        together = ("RANK", "WORLD_SIZE")
+        told = {name: value for name, value in ranked.items() if name in together or not environ.get(name)}
+        environ = {**environ, **told}
     own = _own_variables(environ)
     ids_dir = sample_ids_dir or own.get("SAMPLE_IDS_DIR")
     agent = agent_settings(
